@@ -75,9 +75,8 @@ def test_the_report_links_to_a_page_of_each_lesson_whose_figures_are_described_i
 
 def measurement(strategy, workers, samples_per_second, state="succeeded", reason=""):
     return {
-        "strategy": strategy, "workers": workers, "network": "full speed", "scaling": "weak", "state": state,
-        "reason": reason, "run_seconds": 3.0, "samples_per_second": samples_per_second, "accuracy": 0.97,
-        "first_step_seconds": 1.0, "step_seconds": workers / samples_per_second,
+        "strategy": strategy, "workers": workers, "network": "full speed", "state": state, "reason": reason,
+        "samples_per_second": samples_per_second, "accuracy": 0.97, "first_step_seconds": 1.0,
     }  # fmt: skip
 
 
@@ -93,10 +92,7 @@ def test_the_report_shows_how_strategies_scaled_and_names_the_run_that_failed(tm
     rows = measurement("torch_ddp", 1, 1000.0), measurement("torch_ddp", 2, 1500.0), FAILED
     page = page_of(tmp_path, *rows)
     assert "0.75" in page.text
-    assert "relative to the fastest strategy with the fewest workers" in page.text
-    pictures = page.select("img")
-    assert pictures
-    assert all(picture["alt"] and picture["src"].startswith("data:image/png;base64,") for picture in pictures)
+    assert "relative to the fastest strategy with the fewest" in page.text
     cells = [[cell.text for cell in row.select("td")] for row in page.select(".scroll tbody tr")]
     columns = [*zip(*cells, strict=True)]
     assert columns[:2] == [("torch_ddp", "torch_ddp", "mpi"), ("1", "2", "2")]
@@ -123,18 +119,15 @@ def scaled():
 def test_the_report_begins_with_the_scale_model_and_calls_the_rest_bare_cores(tmp_path):
     runs = [measurement("torch_ddp", workers, 1000.0) for workers in (1, 2)]
     page = page_of(tmp_path, *runs, scaled=scaled())
-    first, *others = page.select("img")
+    (first,) = page.select("img")
     assert "VGG-16: 2 workers are worth 1.50 devices with a ring" in first["alt"]
     assert first.parent.find_next_sibling("p").find("b").text == "emulated device"
     titles = [title.text for title in page.select("h2")]
     assert len(titles) == 2
     assert "bare cores" in titles[1]
-    assert others
-    assert len(page.select(".bare img")) == len(others)
     plain = page_of(tmp_path, *runs)
     assert "emulated" not in plain.text
     assert [title.text for title in plain.select("h2")] == ["Measured"]
-    assert not plain.select("figure.bare")
 
 
 @pytest.fixture
@@ -148,9 +141,7 @@ def sweeps(monkeypatch, tmp_path):
 
     def measure_all(settings, store):
         asked["bare"].append({setting.job.workers for setting in settings})
-        return pd.DataFrame(
-            [measurement("torch_ddp", 1, 1000.0) | {"network": "full speed", "batch_size": 32}]
-        )
+        return pd.DataFrame([measurement("torch_ddp", 1, 1000.0)])
 
     monkeypatch.setattr(batch.scale_model, "headline", headline)
     monkeypatch.setattr(batch.experiment, "measure_all", measure_all)

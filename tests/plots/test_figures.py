@@ -29,7 +29,6 @@ from workshop_utils.plots import (
     tensorflow,
     torchx,
 )
-from workshop_utils.scaling import efficiency
 from workshop_utils.training.horovod_timeline import TimelineSpan
 
 
@@ -54,19 +53,6 @@ STEP = pytorch.Step(5.0, 6.0, 8.0, 9.0, [(6.5, 8.0, 4), (8.0, 9.0, 4)])
 SHARDED = {"DDP": (0, [16e6, 16e6]), "FSDP2": (3, [8e6, 4e6])}
 STEPS = (10, 1), (11, 2), (12, 3), (14, 2), (15, 3), (16, 4)
 RESTARTED = table("seconds step", *STEPS).assign(rank=0, loss=1.0)
-SCALED = efficiency.scaling(
-    pd.DataFrame(
-        {
-            "strategy": strategy, "workers": workers, "batch_size": 64, "network": "100Mbit", "scaling": "weak",
-            "repeat": repeat, "state": "succeeded", "reason": "", "step_seconds": step, "compute_seconds": step / 2,
-            "transfer_seconds": step / 2, "waiting_seconds": 0.0, "other_seconds": 0.0,
-            "bytes_sent": 1e6 * (workers > 1),
-        }
-        for strategy, first in (("ring", 0.1), ("workshop_parameter_server", 0.2))
-        for workers in (1, 2, 4)
-        for repeat, step in enumerate(first * (1 + workers / 4) * np.array([0.98, 1.0, 1.0, 1.02]))
-    )
-)  # fmt: skip
 FUSED = [TimelineSpan("a", "NEGOTIATE_ALLREDUCE", 1.0, 1.5), TimelineSpan("a", "GLOO_ALLREDUCE", 1.5, 2.5, 1)]
 NBYTES = {512: {"parameters": 10e6, "optimizer": 20e6, "gradients": 10e6, "activations": 5e6}}
 HELD = [[31e6, 36e6, 41e6, 42e6]]
@@ -142,11 +128,6 @@ SHOWN = {
     "known": (lambda: prediction.against_known(KNOWN, 0.1, "Found", "so"), [[(0.5, 1), (1.05, 0), (1.3, 0)]]),
     "compared": (lambda: prediction.compared({"64": {"ring": 1e-3}}, {"ring": "ring"}, "Found", "so"),
         [[(0, 1e-3)]]),
-    "efficiency": (lambda: scaling.efficiency(SCALED, {"ring": ([1, 2, 4], [1, 0.8, 0.6])}, "Found", "so"),
-        [sorted(zip(SCALED["workers"], SCALED["efficiency"], strict=True))]),
-    "where time goes": (lambda: scaling.where_time_goes(SCALED, "Found", "so"),
-        [[bar for step in (0.125, 0.15, 0.2, 0.25, 0.3, 0.4)  # half computing, half sending, and nothing else
-            for bar in ((0, step / 2), (step / 2, step / 2), (step, 0), (step, 0))]]),
     "by seed": (
         lambda: spark.by_seed({"a": [3.0, 4.0], "b": [5.0]}, "loss", "a", "b"), [[(3.0, 0), (4.0, 0), (5.0, 1)]]
     ),

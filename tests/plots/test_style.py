@@ -13,7 +13,6 @@ from workshop_utils.plots import (
     baseline,
     model_parallel,
     prediction,
-    scaling,
     style,
     tensorflow,
 )
@@ -30,7 +29,6 @@ TOGETHER = {
     "a worker's time": ["compute", "send", "wait", "load"],
     "two ways to split": ["one process", "data parallel", "model parallel"],
     "parts of a step": [*baseline.PHASES.values()],
-    "parts of a step among workers": [colour for _, colour in scaling.PARTS.values()],
     "all-reduces by size": ["ring", *style.MUTED[1:]],
     "neither workers nor strategies": [*style.MUTED],
     "passes": [model_parallel.FORWARD, model_parallel.BACKWARD],

@@ -8,7 +8,6 @@ from workshop_utils.comm.parameter_server import REQUEST_NBYTES, server_bytes_re
 from workshop_utils.comm.ring import ring_bytes_sent
 from workshop_utils.jobs import TrainingJob
 from workshop_utils.launchers.local import Local
-from workshop_utils.scaling.experiment import rows_of
 
 JOBS = Path(__file__).parents[2] / "jobs"
 pytestmark = pytest.mark.slow
@@ -22,7 +21,7 @@ def test_every_all_reduce_gives_the_mean_between_processes_and_is_timed_for_each
     run = Local(warm=True).launch(job).wait(60)
     assert len(run.metrics) == workers * 2 * 2
     assert run.metrics["error"].max() < 1e-6
-    assert [row["nbytes"] for row in rows_of(job, run)] == [4, 4004]
+    assert sorted(run.metrics["nbytes"].unique()) == [4, 4004]
     if algorithm == "ring":
         sent = run.metrics.groupby("nbytes")["bytes_sent"].sum() / (2 * 2)
         assert sent[4004] == pytest.approx(workers * ring_bytes_sent(workers, 4004))

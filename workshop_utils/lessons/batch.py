@@ -12,7 +12,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import pandas as pd
 import papermill
 import yaml
 from papermill.exceptions import PapermillExecutionError
@@ -20,13 +19,12 @@ from tqdm import tqdm
 
 from workshop_utils.jobs import JobError, TrainingJob
 from workshop_utils.lessons import report, selection
-from workshop_utils.scaling import efficiency, experiment, scale_model
+from workshop_utils.scaling import experiment, scale_model
 
 JOBS = Path("jobs")
 CELL_TIMEOUT_SECONDS = 600
 SWEPT = (
-    "strategy", "workers", "network", "state", "reason", "run_seconds", "samples_per_second", "first_step_seconds",
-    "accuracy", "batch_size",
+    "strategy", "workers", "network", "state", "reason", "samples_per_second", "first_step_seconds", "accuracy",
 )  # fmt: skip
 BAR = "{desc} {n}/{total} |{bar:30}| {elapsed}"
 # It warns about each line of parameters with two equals signs.
@@ -95,14 +93,15 @@ def run_lessons(
         except JobError as error:
             failures.append(f"scale model: {error}")
     if with_sweep:
-        measured = _sweep(planned)
+        settings = [experiment.Setting(job) for job in planned]
+        measured = experiment.measure_all(settings, experiment.Store.default())[[*SWEPT]]
     path = report.write_report(
         output / "report.html", "The workshop, run through", executed, measured, scaled
     )
     failures += [f"{lesson.notebook}: {lesson.error}" for lesson in executed if lesson.error]
     succeeded = sum(not lesson.error for lesson in executed)
     if measured is not None:
-        failures += [f"sweep, {failure}" for failure in efficiency.failures(measured)]
+        failures += [f"sweep, {failure}" for failure in experiment.failures(measured)]
     for failure in failures:
         print(failure)
     seconds = sum(lesson.seconds for lesson in executed)
@@ -172,10 +171,3 @@ def _planned(values: dict[str, Any], strategies: Sequence[str]) -> list[Training
         if name not in allowed:
             raise JobError(f"strategy is {name!r}; it must be one of {', '.join(allowed)}")
     return [job for job in jobs if not strategies or job.strategy in strategies]
-
-
-def _sweep(jobs: Sequence[TrainingJob]) -> pd.DataFrame:
-    settings = [experiment.Setting(job) for job in jobs]
-    runs = experiment.measure_all(settings, experiment.Store.default())[[*SWEPT]]
-    seconds = runs["workers"] * runs["batch_size"] / runs["samples_per_second"]
-    return runs.assign(step_seconds=seconds, scaling="weak")

@@ -13,14 +13,18 @@ import pandas as pd
 from jinja2 import Environment, PackageLoader, select_autoescape
 from markupsafe import Markup
 from matplotlib import pyplot as plt
+from matplotlib.figure import Figure
 
 from workshop_utils.lessons.page import lesson_page
 from workshop_utils.plots import alternative, scaling, style
-from workshop_utils.scaling import efficiency
+from workshop_utils.scaling import experiment
 from workshop_utils.setup.machine import cores
 
 if TYPE_CHECKING:
     from workshop_utils.lessons.batch import Lesson
+
+# Of a table of runs.
+SHOWN = ("strategy", "workers", "samples_per_second", "efficiency", "first_step_seconds", "accuracy")
 
 
 def write_report(
@@ -48,7 +52,7 @@ def write_report(
         lessons=lessons,
         total_seconds=sum(lesson.seconds for lesson in lessons),
         runs=None if runs is None else _runs(runs),
-        headline=None if scaled is None else _picture(scaling.throughput(scaled), "")[0],
+        headline=None if scaled is None else _picture(scaling.throughput(scaled)),
         machine=f"{platform.system()} {platform.machine()}, {cores()} cores",
         versions=f"torch {version('torch')}, numpy {version('numpy')}",
         date=datetime.now(UTC).strftime("%Y-%m-%d %H:%M UTC"),
@@ -58,36 +62,21 @@ def write_report(
 
 
 def _runs(runs: pd.DataFrame) -> dict[str, Any]:
-    """Figures and the table of measured training steps; for other jobs, and where all failed, only their rows."""
-    figures, rows = [], runs
-    if "step_seconds" in runs and runs["step_seconds"].notna().any():
-        rows = efficiency.scaling(runs)
-        compared = [name for name in ("network", "scaling", "gradient_nbytes") if name in rows]
-        for _, alike in rows.groupby(compared):
-            first = alike.iloc[0]
-            detail = f"{first['network']}, {first['scaling']} scaling"
-            if "gradient_nbytes" in rows:
-                detail += f", {first['gradient_nbytes'] / 1e6:.2g} MB of gradients"
-            curves = scaling.efficiency(alike, {}, "Efficiency against workers", detail).get_figure(root=True)
-            figures.append(_picture(curves, f"Efficiency, {detail}"))
-            if "transfer_seconds" in alike:
-                parts = scaling.where_time_goes(alike, "Where a step's time goes", detail)
-                figures.append(_picture(parts, f"Parts of a step, {detail}"))
-        # A failed run has a row too, which says what was tried.
-        rows = pd.concat([rows, runs[runs["state"] != "succeeded"]])
-        rows = rows[[name for name in efficiency.SHOWN if name in rows]]
-        rows = rows.drop_duplicates().dropna(axis="columns", how="all")
+    """The table of measured trainings; a failed run has a row, too, which says what was tried."""
+    failed = runs[runs["state"] != "succeeded"]
+    rows = failed if len(failed) == len(runs) else pd.concat([experiment.summary(runs), failed])
+    rows = rows[[name for name in SHOWN if name in rows]].drop_duplicates().dropna(axis="columns", how="all")
     rows = rows.rename(columns=lambda name: name.replace("_", " "))
     table = rows.to_html(index=False, border=0, na_rep="", float_format=_number)
-    return {"figures": figures, "table": Markup(table), "failures": efficiency.failures(runs)}
+    return {"table": Markup(table), "failures": experiment.failures(runs)}
 
 
 def _number(value: float) -> str:
     return f"{value:,.0f}" if abs(value) >= 100 else f"{value:.3g}"
 
 
-def _picture(figure: Any, caption: str) -> tuple[Markup, str]:
-    """A drawn figure as an `<img>` with its description in words, and its caption; the figure is closed."""
+def _picture(figure: Figure) -> Markup:
+    """A drawn figure as an `<img>` with its description in words; the figure is closed."""
     data, metadata = alternative.bundle(figure)
     plt.close(figure)
-    return Markup(alternative.html_image(data["image/png"], metadata["image/png"])), caption
+    return Markup(alternative.html_image(data["image/png"], metadata["image/png"]))

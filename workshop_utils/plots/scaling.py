@@ -1,91 +1,21 @@
-"""How training scales: efficiency against workers, and where the time goes."""
+"""How training scales on a scale model of a cluster."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 
 import numpy as np
-import numpy.typing as npt
 import pandas as pd
 from matplotlib.figure import Figure
 
 from workshop_utils.plots import style
 
 NAMES = {"workshop_parameter_server": "parameter server", "torch_ddp": "DDP (PyTorch)"}
-PARTS = {
-    "compute_seconds": ("computing", "compute"),
-    "transfer_seconds": ("sending, receiving", "send"),
-    "waiting_seconds": ("waiting for others", "#F2C49B"),
-    "other_seconds": ("other", "wait"),
-}
 
 
 def name_of(strategy: str) -> str:
     """What a figure calls a strategy."""
     return NAMES.get(strategy, strategy)
-
-
-Line = tuple[npt.ArrayLike, npt.ArrayLike]
-
-
-def efficiency(rows: pd.DataFrame, theory: Mapping[str, Line], finding: str, detail: str) -> Figure:
-    """Efficiency against workers: points measured, with the range of their repeats; lines theory.
-
-    `rows` are those of `efficiency.scaling`; `theory` has workers and efficiency by strategy.
-    """
-    _, axes = style.figure(7.2, 4.2)
-    axes.axhline(1, color=style.colour_of("ideal"), linewidth=1.2, linestyle=(0, (4, 2)), zorder=1)
-    for index, (strategy, own) in enumerate(rows.groupby("strategy", sort=False)):
-        colour, name = str(strategy), name_of(str(strategy))
-        own = own.sort_values("workers")
-        if strategy in theory:
-            workers, line = (np.asarray(values, dtype=float) for values in theory[colour])
-            style.theory(axes, workers, line, name, colour=colour)
-            name = "_measured"
-        work = own["efficiency"] * own["step_seconds"]
-        axes.vlines(
-            own["workers"],
-            work / own["highest"],
-            work / own["lowest"],
-            color=style.colour_of(colour),
-            linewidth=1.2,
-            zorder=2,
-        )
-        places, reached = own[["workers", "efficiency"]].to_numpy(float).T
-        style.measured(axes, places, reached, name, colour=colour, marker=style.MARKERS[index % 8])
-    counts = {int(count) for count in rows["workers"]}
-    counts |= {int(count) for line in theory.values() for count in np.asarray(line[0]) if count in _POWERS}
-    style.power_axis(axes, sorted(counts))
-    axes.set(xlabel="workers", ylabel="efficiency", ylim=(0, 1.08))
-    style.percent_axis(axes.yaxis)
-    return style.finish(axes, finding, detail)
-
-
-_POWERS = {2**power for power in range(11)}
-
-
-def where_time_goes(rows: pd.DataFrame, finding: str, detail: str) -> Figure:
-    """One step as a stacked bar for each strategy and number of workers; on the right, communication's share.
-
-    `rows` are those of `efficiency.scaling`.
-    """
-    order = pd.CategoricalDtype([*rows["strategy"].unique()])  # in the order in which they come
-    rows = rows.astype({"strategy": order}).sort_values(["strategy", "workers"]).astype({"strategy": str})
-    _, axes = style.figure(8.6, 1.3 + 0.34 * len(rows))
-    left = np.zeros(len(rows))
-    places = np.arange(len(rows)) + 0.5 * rows["strategy"].ne(rows["strategy"].shift()).cumsum().to_numpy()
-    for part, (label, colour) in PARTS.items():
-        seconds = rows[part].clip(lower=0).to_numpy(float)
-        look = {"color": style.colour_of(colour), "edgecolor": "white", "label": label}
-        axes.barh(places, seconds, 0.78, left=left, **look)
-        left += seconds
-    for place, end, share in zip(places, left, rows["communication_share"], strict=True):
-        style.note(axes, f"{share:.0%}", (end, place), (5, 0), va="center", fontsize=9)
-    style.rows(axes, [*(rows["strategy"].map(name_of) + ", " + rows["workers"].astype(str))], places=places)
-    axes.set(xlabel="time of one step", xlim=(0, 1.1 * left.max()))
-    style.unit_axis(axes.xaxis, "s")
-    axes.legend(ncols=4, loc="upper right", bbox_to_anchor=(1, -0.9 / (0.34 * len(rows) + 0.6)), fontsize=9)
-    return style.finish(axes, finding, detail)
 
 
 MODELS = {"resnet50": "ResNet-50", "resnet101": "ResNet-101", "vgg16": "VGG-16", "bert-base": "BERT-base"}

@@ -1,9 +1,9 @@
 """Measure one job under many settings: strategies × workers × arguments × networks, each several times.
 
-    job = TrainingJob.load("jobs/measure_step")
-    settings = grid(job, strategies=["ring", "torch_ddp"], workers=[1, 2, 4], networks=["100Mbit"], width=[256, 512])
+    job = TrainingJob.load("jobs/mnist_torch_ddp")
+    settings = grid(job, workers=[1, 2, 4], networks=["100Mbit"], batch_size=[32, 64])
     table = measure_all(settings, Store.default())     # a row a run; what was measured before is not measured again
-    efficiency.summary(table)                          # medians, their number and range
+    summary(table)                                     # medians, and the efficiency of weak scaling
 
 Every run is launched as a job, and its rows are kept as soon as it has ended, under a key of all that it depends on:
 the job, its script and data, this package, the network and how it is emulated, the machine, the versions. So an
@@ -21,11 +21,11 @@ import json
 import platform
 import sys
 import tempfile
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import pandas as pd
 from tqdm import tqdm
@@ -39,13 +39,17 @@ from workshop_utils.runs import Run, RunFailed, RunState
 from workshop_utils.setup.machine import cores
 from workshop_utils.strategies import strategy_of
 
-Scaling = Literal["weak", "strong"]
-
 BATCH = "batch-size"  # the argument that says how many examples a worker takes in a step
 BAR = "{desc} {n}/{total} |{bar:30}| {elapsed}<{remaining}"  # of progress
 FULL_SPEED = "full speed"  # where no network is emulated
 FRAMEWORKS = ("numpy", "torch", "tensorflow", "tensorflow-cpu", "horovod", "mpi4py")
 PACKAGE = Path(__file__).parents[1]
+# Columns that say how a run went, of which the first are shown.
+SHOWN = ("step_seconds", "samples_per_second", "first_step_seconds", "loss", "accuracy")
+OUTCOMES = {
+    *SHOWN, "repeat", "state", "reason", "run_seconds", "measured_at", "host_share", "remark", "key", "cached",
+}  # fmt: skip
+COMPARED = {"job", "strategy", "workers", "servers", "emulation"}  # between the rows of a table
 
 
 def key_of(depends_on: Mapping[str, Any]) -> str:
@@ -100,7 +104,6 @@ class Setting:
     job: TrainingJob
     network: Network | None = None
     repeat: int = 0
-    scaling: Scaling = "weak"  # what it is measured for; the run itself is the same, and so is its key
     device: EmulatedDevice | None = None
 
     @property
@@ -171,17 +174,15 @@ def grid(
     workers: Sequence[int] = (1, 2, 4),
     networks: Sequence[str | Network | None] = (None,),
     repeats: int = 3,
-    scaling: Scaling = "weak",
     **arguments: Sequence[Any],
 ) -> list[Setting]:
     """All combinations, `repeats` times over; an argument's name is written with `_` for `-`.
 
-    With weak scaling every worker takes `batch-size` examples in a step, however many workers there are. With strong
-    scaling it is the batch of all, and each takes its share. The repeats go round: first everything once, then
-    everything again, so that what disturbs the machine for a while does not fall on one setting alone.
+    The repeats go round: first everything once, then everything again, so that what disturbs the machine for a while
+    does not fall on one setting alone.
 
     Raises:
-        JobError: for what cannot be run here, or a batch that the workers cannot share; nothing has been started.
+        JobError: for what cannot be run here; nothing has been started.
     """
     if repeats < 1:
         raise JobError(f"repeats is {repeats}; it must be at least 1")
@@ -192,53 +193,39 @@ def grid(
         range(repeats), links, strategies or (job.strategy,), workers, *arguments.values()
     ):
         chosen = job.replace(strategy=name, workers=count, arguments=dict(zip(names, values, strict=True)))
-        if scaling == "strong":
-            chosen = chosen.replace(arguments={BATCH: _share(chosen)})
         strategy = strategy_of(chosen)
         if network is not None:
             network.emulation(strategy)
             network.check([spec.name for spec in strategy.plan(chosen)])
-        settings.append(Setting(chosen, network, repeat, scaling))
+        settings.append(Setting(chosen, network, repeat))
     return settings
-
-
-def _share(job: TrainingJob) -> int:
-    """What one worker takes of the batch of all."""
-    if BATCH not in job.arguments:
-        raise JobError(f"strong scaling shares a batch, and job {job.name!r} has no argument {BATCH}")
-    whole = int(job.arguments[BATCH])
-    if whole % job.workers:
-        raise JobError(
-            f"{BATCH} is {whole}; with strong scaling it must be a multiple of {job.workers} workers"
-        )
-    return whole // job.workers
 
 
 def measure_all(
     settings: Sequence[Setting], store: Store, fresh: bool = False, progress: bool = True
 ) -> pd.DataFrame:
-    """Run what `store` does not have yet; a table of all `settings`, in order, a row a run (or a run and size).
+    """Run what `store` does not have yet; a table of all `settings`, in order, a row a run.
 
     A run that fails is a row whose `state` says so, and is tried again next time, like one on emulated devices with a
     `remark` (`network.devices.host_remark`). With `fresh`, all is measured again.
 
     Returns:
-        The columns of `Setting.described`; `state`, `reason`, `run_seconds` and `measured_at`; what `rows_of` finds; on
-        emulated devices `host_share`, the part of this machine's cores that the workers kept busy, and `remark`; `key`
-        and `scaling`; and `cached`, true where the row was in the store.
+        The columns of `Setting.described`; `state`, `reason`, `run_seconds` and `measured_at`; what `reported` finds;
+        on emulated devices `host_share`, the part of this machine's cores that the workers kept busy, and `remark`;
+        `key`; and `cached`, true where the row was in the store.
     """
     tables = []
     with progress_bar(settings, "measuring", disable=not progress) as bar:
         for setting in bar:
             key = setting.key()
             kept = None if fresh else store.get(key)
-            table = kept if kept is not None else pd.DataFrame(measure_once(setting)).assign(key=key)
+            table = kept if kept is not None else pd.DataFrame([measure_once(setting)]).assign(key=key)
             is_sound = (table["state"] == RunState.SUCCEEDED).all()
             if "remark" in table:
                 is_sound &= not table["remark"].any()
             if kept is None and is_sound:  # others may have failed by chance, or the machine was busy
                 table = store.put(key, table)
-            tables.append(table.assign(scaling=setting.scaling, cached=kept is not None))
+            tables.append(table.assign(cached=kept is not None))
     return pd.concat(tables, ignore_index=True)
 
 
@@ -253,8 +240,8 @@ def missing(settings: Sequence[Setting], store: Store) -> list[Setting]:
     return [setting for setting in settings if store.get(setting.key()) is None]
 
 
-def measure_once(setting: Setting, warm: bool = True) -> list[dict[str, Any]]:
-    """Run `setting` once on this machine; the columns of `measure_all`, also of a run that failed.
+def measure_once(setting: Setting, warm: bool = True) -> dict[str, Any]:
+    """Run `setting` once on this machine; the row of `measure_all`, also of a run that failed.
 
     A `warm` run forks its workers from a process that has the frameworks loaded.
     """
@@ -271,72 +258,63 @@ def measure_once(setting: Setting, warm: bool = True) -> list[dict[str, Any]]:
         if setting.device is not None:
             outcome["host_share"] = sum(each["host_share"] for each in run.devices) / cores()
             outcome["remark"] = run.remark
-        return [setting.described() | outcome | row for row in rows_of(setting.job, run)]
+        return setting.described() | outcome | reported(setting.job, run)
 
 
-def rows_of(job: TrainingJob, run: Run) -> Iterator[dict[str, Any]]:
-    """What a finished run has reported: one row, or for a job that measures all-reduces one for each size.
+def reported(job: TrainingJob, run: Run) -> dict[str, Any]:
+    """What the workers of a finished run have reported; NaN where nothing was.
 
-    - Of training steps: `step_seconds`, the median step of the slowest worker; the parts of `parts_of`; bytes that a
-      worker and the busiest server send and receive in a step; `samples_per_second` of all workers. The first step, in
-      which connections open up, is left out.
-    - Of all-reduces: `nbytes` and `seconds`, the median of repeats, of the slowest rank in each.
-    - Of any other job: `samples_per_second`, of all workers; `first_step_seconds`, from the launch to
-      the first report; and the last `loss` and `accuracy`, means of the workers. NaN where nothing was reported.
+    `samples_per_second` of all workers; `first_step_seconds`, from the launch to the first report; the last `loss` and
+    `accuracy`, means of the workers. Where they report `step_seconds`, the median step of the slowest worker, without
+    the first step, in which connections open up; and samples per second by that.
     """
     metrics = run.metrics
+    last = metrics.groupby("worker")[["loss", "accuracy", "samples_per_second"]].last()  # that is not NaN
+    row = {
+        "samples_per_second": float(last["samples_per_second"].sum(min_count=1)),
+        "first_step_seconds": float(metrics["seconds"].min()),
+        "loss": float(last["loss"].mean()),
+        "accuracy": float(last["accuracy"].mean()),
+    }
     if "step_seconds" in metrics:
-        yield _steps(job, metrics)
-    elif "all_reduce_seconds" in metrics:
-        calls = int(job.arguments.get("calls", 1))
-        slowest = metrics.groupby(["nbytes", "step"])["all_reduce_seconds"].max().dropna()
-        for nbytes, seconds in slowest.groupby("nbytes").median().reset_index().to_numpy().tolist():
-            yield {"nbytes": int(nbytes), "seconds": seconds / calls}
-    else:
-        by_worker = metrics.groupby("worker")
-        last = by_worker[["loss", "accuracy", "samples_per_second"]].last()  # the last that is not NaN
-        yield {
-            "samples_per_second": float(last["samples_per_second"].sum(min_count=1)),
-            "first_step_seconds": float(metrics["seconds"].min()),
-            "loss": float(last["loss"].mean()),
-            "accuracy": float(last["accuracy"].mean()),
-        }
-
-
-def _steps(job: TrainingJob, metrics: pd.DataFrame) -> dict[str, Any]:
-    steps = metrics.dropna(subset=["step_seconds"])
-    if steps["step"].nunique() > 1:
-        steps = steps[steps["step"] > steps["step"].min()]
-    slowest = steps.groupby("step")["step_seconds"].max()
-    row: dict[str, Any] = {"step_seconds": float(slowest.median())}
-    if "communication_seconds" in steps:
-        row |= {name: float(values.median()) for name, values in parts_of(steps).items()}
-    if "gradient_nbytes" in steps:
-        row["gradient_nbytes"] = int(steps["gradient_nbytes"].iloc[0])
-    row |= {name: float(steps[name].median()) for name in ("bytes_sent", "bytes_received") if name in steps}
-    servers = metrics[metrics["worker"].str.startswith("server")]
-    if "bytes_received" in servers and len(servers):
-        row["server_bytes_received"] = float((servers["bytes_received"] / servers["step"]).max())
-    if BATCH in job.arguments:
-        row["samples_per_second"] = job.workers * int(job.arguments[BATCH]) / row["step_seconds"]
-    row["loss"] = float(steps[steps["step"] == steps["step"].max()]["loss"].mean())
+        slowest = metrics.dropna(subset=["step_seconds"]).groupby("step")["step_seconds"].max()
+        row["step_seconds"] = float(slowest.iloc[int(len(slowest) > 1) :].median())
+        if BATCH in job.arguments:
+            row["samples_per_second"] = job.workers * int(job.arguments[BATCH]) / row["step_seconds"]
     return row
 
 
-def parts_of(steps: pd.DataFrame) -> dict[str, pd.Series[float]]:
-    """Where the seconds of each step went, a value a step; together they are the slowest worker's step.
+def summary(table: pd.DataFrame) -> pd.DataFrame:
+    """A row a setting: medians over its repeats, without runs that failed, and the `efficiency` of weak scaling.
 
-    `compute_seconds` is the workers' mean. Of communication, the part that no worker escapes is `transfer_seconds`
-    (that of the one who waits least), and what the others have more on average `waiting_seconds`: for slower workers,
-    and for their turn at a link. `other_seconds` is the rest: changing the parameters, and by how much the
-    slowest worker is behind the mean.
+    That is each worker's speed, in steps or samples, over that of the fastest strategy with the fewest workers: a
+    strategy that is slow with one worker must not look good with two.
+
+    Raises:
+        JobError: if no run has succeeded and reported either.
     """
-    by_step = steps.groupby("step")
-    compute, communication = by_step["compute_seconds"].mean(), by_step["communication_seconds"]
-    transfer = communication.min()
-    parts = {"compute": compute, "transfer": transfer, "waiting": communication.mean() - transfer}
-    parts["other"] = by_step["step_seconds"].max() - sum(parts.values())
-    return {f"{name}_seconds": seconds for name, seconds in parts.items()}
+    speed = "step_seconds" if "step_seconds" in table else "samples_per_second"
+    fine = table[(table["state"] == "succeeded") & table[speed].notna()]
+    if fine.empty:
+        raise JobError(
+            "no run has succeeded and said how fast it was; the job's script must report step_seconds or "
+            "samples_per_second through place.report"
+        )
+    settings = [name for name in table.columns if name not in OUTCOMES]
+    outcomes = [name for name in SHOWN if name in table]
+    rows = fine.groupby(settings, dropna=False, sort=False)[outcomes].median().reset_index()
+    alike = [name for name in settings if name not in COMPARED]
+    each = 1 / rows[speed] if speed == "step_seconds" else rows[speed] / rows["workers"]
+    groups = [rows[name] for name in alike]
+    fewest = rows["workers"].groupby(groups, dropna=False).transform("min")
+    alone = each.where(rows["workers"] == fewest).groupby(groups, dropna=False).transform("max")
+    return rows.assign(efficiency=each / alone)
+
+
+def failures(table: pd.DataFrame) -> list[str]:
+    """A sentence for each run that failed."""
+    failed = table[table["state"] != "succeeded"]
+    return [f"{row['strategy']} with {row['workers']}: {row['reason']}" for _, row in failed.iterrows()]
 
 
 def mnist_jobs(folder: str | Path, workers: Sequence[int], **arguments: Any) -> list[TrainingJob]:
