@@ -337,7 +337,7 @@ def test_an_expired_login_does_not_lose_a_job_but_one_that_stays_gives_it_up(
     server.script["GET", "ddp"] = [refused(status, "log in")] * 3
     assert eventually(lambda: not server.script["GET", "ddp"])
     assert started.state is RunState.RUNNING
-    monkeypatch.setattr("workshop_utils.launchers.followed.BLIND_SECONDS", 0.1)
+    monkeypatch.setattr("workshop_utils.launchers.remote.BLIND_SECONDS", 0.1)
     server.script["GET", "ddp"] = [refused(status, "log in")] * 1000
     with pytest.raises(RunFailed, match="ddp does not answer, and may still be running"):
         started.wait(timeout_seconds=20)
@@ -409,7 +409,7 @@ def test_an_api_server_that_restarts_does_not_end_a_run_and_one_that_is_gone_say
         assert len(server.requests) > asked
         assert [line.text for line in started.logs(worker="worker-0")] == ["hello"]
     assert server.made() == []
-    monkeypatch.setattr("workshop_utils.launchers.followed.BLIND_SECONDS", 0.1)
+    monkeypatch.setattr("workshop_utils.launchers.remote.BLIND_SECONDS", 0.1)
     server.job_status = {}
     started = PLACE.launch(job)
     server.close()
@@ -492,7 +492,7 @@ PROGRAM = [sys.executable, "-c", "from workshop_utils.cli import main; main()", 
 def command_line(job, folder):
     """The words of a command line that launches `job` on the server of KUBECONFIG."""
     (folder / "place.yaml").write_text(f"registry: {REGISTRY}\n")
-    (job.folder / "job.yaml").write_text("name: ddp\nstrategy: torch_ddp\nworkers: 2\n")
+    (job.folder / "job.yaml").write_text("name: ddp\nstrategy: torch_ddp\nworkers: 2\ndata: digits\n")
     return [*PROGRAM, str(job.folder), "--on", "kubernetes", "--config", str(folder / "place.yaml")]
 
 

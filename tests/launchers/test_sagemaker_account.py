@@ -10,7 +10,7 @@ from botocore.stub import Stubber
 from typer.testing import CliRunner
 
 from workshop_utils import cli
-from workshop_utils.launchers import followed
+from workshop_utils.launchers import remote
 from workshop_utils.launchers.sagemaker import SageMaker, account, cleanup, launcher, price
 from workshop_utils.launchers.sagemaker.account import TAG, Aws, AwsError
 from workshop_utils.launchers.sagemaker.launcher import LATE_LOOKS, SageMakerRun
@@ -180,7 +180,7 @@ def test_logs_are_read_from_where_they_were_left_and_end_with_sagemaker_s_reason
 
 
 def test_a_run_is_given_up_when_aws_no_longer_answers(make_job, monkeypatch):
-    monkeypatch.setattr(followed, "BLIND_SECONDS", 0.0)
+    monkeypatch.setattr(remote, "BLIND_SECONDS", 0.0)
     aws, stubs = scripted("sagemaker", "logs")
     stubs["sagemaker"].add_client_error("describe_training_job", "ExpiredTokenException", "expired")
     with pytest.raises(RunFailed, match=r"may still be running\. .*your credentials have expired"):

@@ -26,8 +26,8 @@ from typing import ClassVar, NamedTuple
 
 from workshop_utils.jobs import JobError, TrainingJob
 from workshop_utils.launchers import output
-from workshop_utils.launchers.followed import FollowedRun, Receive, Unreachable
 from workshop_utils.launchers.local.environment import NO_GPU, PROGRAMS, inherited_variables, shared_variables
+from workshop_utils.launchers.remote import Receive, RemoteRun, Unreachable
 from workshop_utils.launchers.settings import TargetSettings
 from workshop_utils.launchers.source import packed, unpack
 from workshop_utils.runs import RunState, attributed
@@ -101,7 +101,7 @@ class Slurm(TargetSettings):
         """
         return _ask("sbatch", "--test-only", text=self.render(job).script, refusal=UNSUBMITTED)
 
-    def launch(self, job: TrainingJob) -> FollowedRun:
+    def launch(self, job: TrainingJob) -> RemoteRun:
         """Submit the job.
 
         Raises:
@@ -115,7 +115,7 @@ class Slurm(TargetSettings):
         except BaseException:
             shutil.rmtree(folder, ignore_errors=True)
             raise
-        return FollowedRun(job.name, request.workers, SlurmJob(job.name, number, folder, request.tasks))
+        return RemoteRun(job.name, request.workers, SlurmJob(job.name, number, folder, request.tasks))
 
     def _request(self, job: TrainingJob, folder: Path) -> SlurmRequest:
         if folder.resolve().is_relative_to(job.folder.resolve()):
@@ -230,13 +230,13 @@ def _ask(*words: str, text: str = "", refusal: str = "") -> str:
 
 
 class SlurmJob:
-    """A submitted job, as `scontrol` and its log show it; a `followed.Remote`."""
+    """A submitted job, as `scontrol` and its log show it; a `remote.RemoteJob`."""
 
     def __init__(self, name: str, number: str, folder: Path, tasks: Mapping[int, str]) -> None:
         self._name, self._number, self._folder, self._tasks = name, number, folder, tasks
         self._state, self._position = "", 0
 
-    def look(self) -> tuple[RunState, str]:
+    def poll(self) -> tuple[RunState, str]:
         """The job's state now, and why it failed or waits. Raises Unreachable."""
         answer = _ask("scontrol", "show", "job", "--oneliner", self._number)
         job = dict(re.findall(r"\b(JobState|Reason|ExitCode)=(\S+)", answer))

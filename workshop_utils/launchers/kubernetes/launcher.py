@@ -7,12 +7,12 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from workshop_utils.jobs import TrainingJob
-from workshop_utils.launchers.followed import FollowedRun, Receive, Remote, Unreachable
 from workshop_utils.launchers.kubernetes.cluster import JobObjects, KubernetesError, connect
 from workshop_utils.launchers.kubernetes.manifest import SSHD, UNSAVED, Manifest, build
 from workshop_utils.launchers.kubernetes.operators import Pod, pods_of, table_of, workers_in
 from workshop_utils.launchers.kubernetes.pods import config_maps
 from workshop_utils.launchers.kubernetes.settings import KubernetesSettings
+from workshop_utils.launchers.remote import Receive, RemoteJob, RemoteRun, Unreachable
 from workshop_utils.launchers.settings import require_registry
 from workshop_utils.runs import RunState
 
@@ -23,9 +23,11 @@ POLL_SECONDS = 1.0
 PATIENCE_SECONDS = 60.0  # without a pod, before somebody should look at the operator
 GRACE_SECONDS = 60.0  # after the timeout, for the operator to end the job itself
 WARNINGS_SECONDS = 5.0  # from one look at the namespace's events to the next
-# The conditions, or Volcano's phases, in which a job stays. Source: volcano, pkg/apis/batch/v1alpha1, `JobPhase`.
-FINAL = dict.fromkeys(("Succeeded", "Complete", "Completed"), RunState.SUCCEEDED)
-FINAL |= dict.fromkeys(("Failed", "Aborted", "Terminated"), RunState.FAILED)
+FINAL = {  # the conditions in which a job stays
+    "Succeeded": RunState.SUCCEEDED,
+    "Complete": RunState.SUCCEEDED,
+    "Failed": RunState.FAILED,
+}
 
 
 class Kubernetes(KubernetesSettings):
@@ -63,7 +65,7 @@ class Kubernetes(KubernetesSettings):
         pods, queue = pods_of(manifest), self.gang and (self.queue or "default")
         warning = UNSAVED if self.with_defaults(job).outputs is None else ""
         return objects.launch(
-            lambda: KubernetesRun(RemoteJob(objects, pods, job.timeout_seconds, queue), pods, warning)
+            lambda: KubernetesRun(KubernetesJob(objects, pods, job.timeout_seconds, queue), pods, warning)
         )
 
     def _objects(self, manifest: Manifest, job: TrainingJob) -> JobObjects:
@@ -73,27 +75,23 @@ class Kubernetes(KubernetesSettings):
 
 
 def outcome(job: Mapping[str, Any]) -> tuple[RunState, str]:
-    """The state of a job by its conditions, or by its phase if it is Volcano's, and the reason that is given."""
-    status = job.get("status", {})
-    phase = status.get("state", {}).get("phase")
-    reasons = {phase: f"Volcano says {phase}"}
-    for each in filter(_holds, status.get("conditions", [])):
-        reasons[each.get("type")] = each.get("message") or each.get("reason") or "Kubernetes gave no reason"
+    """The state of a job by its conditions, and the reason that is given."""
+    held = {each.get("type"): each for each in job.get("status", {}).get("conditions", []) if _holds(each)}
     for name, state in FINAL.items():
-        if name in reasons:
-            failed = state is RunState.FAILED
-            return state, f"{job['metadata']['name']} failed: {reasons[name]}" if failed else ""
+        if name in held:
+            why = held[name].get("message") or held[name].get("reason") or "Kubernetes gave no reason"
+            return state, f"{job['metadata']['name']} failed: {why}" if state is RunState.FAILED else ""
     return RunState.RUNNING, ""
 
 
-class KubernetesRun(FollowedRun):
+class KubernetesRun(RemoteRun):
     """A run on a cluster. Leaving its `with` block deletes everything that was made for it.
 
     Attributes:
         warning: what will be lost with it; "" if nothing is.
     """
 
-    def __init__(self, job: RemoteJob, pods: Sequence[Pod], warning: str) -> None:
+    def __init__(self, job: KubernetesJob, pods: Sequence[Pod], warning: str) -> None:
         self._job, self._objects, self.warning = job, job.objects, warning
         self.notices = job.notices
         super().__init__(job.objects.name, workers_in(pods), job, POLL_SECONDS)
@@ -126,7 +124,7 @@ class KubernetesRun(FollowedRun):
         self._objects.delete()
 
 
-class RemoteJob(Remote):
+class KubernetesJob(RemoteJob):
     """A job on a cluster, which stays there when it has ended; `pods` say what the workshop calls each one's worker.
 
     Attributes:
@@ -144,7 +142,7 @@ class RemoteJob(Remote):
         self._last: dict[str, str] = {}  # the time of the last line, by pod
         self._waits_for = ""
 
-    def look(self) -> tuple[RunState, str]:
+    def poll(self) -> tuple[RunState, str]:
         name = self.objects.name
         try:
             job = self.objects.job()

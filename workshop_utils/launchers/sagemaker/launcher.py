@@ -11,7 +11,7 @@ from typing import Any
 from pydantic import PrivateAttr
 
 from workshop_utils.jobs import TrainingJob
-from workshop_utils.launchers.followed import FollowedRun, Receive, Remote, Unreachable
+from workshop_utils.launchers.remote import Receive, RemoteJob, RemoteRun, Unreachable
 from workshop_utils.launchers.sagemaker import account, price
 from workshop_utils.launchers.sagemaker.account import Aws, AwsError
 from workshop_utils.launchers.sagemaker.request import Request, Submission, submission_of
@@ -117,13 +117,13 @@ def _upload(request: Request, aws: Aws) -> None:
         account.upload_folder(folder, submission.data_uri, aws, owner)
 
 
-class SageMakerRun(FollowedRun):
+class SageMakerRun(RemoteRun):
     """A run on SageMaker. Its workers have their hosts' names; leaving its `with` block stops the job."""
 
     def __init__(self, submission: Submission, aws: Aws, poll_seconds: float = POLL_SECONDS) -> None:
         self.answered_by = str(aws)
         self._aws = aws
-        self._remote_job = RemoteJob(submission.name, aws)
+        self._remote_job = SageMakerJob(submission.name, aws)
         super().__init__(submission.name, submission.hosts, self._remote_job, poll_seconds)
 
     @property
@@ -152,7 +152,7 @@ class SageMakerRun(FollowedRun):
         return unpack(content, target)
 
 
-class RemoteJob(Remote):
+class SageMakerJob(RemoteJob):
     """The training job called `name`, as its account shows it; `description` is SageMaker's last answer.
 
     SageMaker keeps records of jobs that have ended, at no cost.
@@ -164,7 +164,7 @@ class RemoteJob(Remote):
         self._tokens: dict[str, str] = {}  # how far each log stream has been read
         self._late_looks = 0 if aws.is_emulated else LATE_LOOKS
 
-    def look(self) -> tuple[RunState, str]:
+    def poll(self) -> tuple[RunState, str]:
         """The state of the job, and why it failed. One that has ended still runs while its log may lack lines."""
         state = self._state()
         if state is not RunState.RUNNING and self._late_looks:

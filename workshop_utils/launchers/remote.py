@@ -1,4 +1,4 @@
-"""A run that is followed from afar: its state and its log are read again and again until it has ended."""
+"""A run on another machine: its state and its log are polled until it has ended."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ class Unreachable(RuntimeError):
     """The target did not answer; it may the next time. An OSError counts as one."""
 
 
-class Remote(Protocol):
+class RemoteJob(Protocol):
     """A submitted job, as its target shows it."""
 
-    def look(self) -> tuple[RunState, str]:
+    def poll(self) -> tuple[RunState, str]:
         """The job's state now, and why it failed, or what it waits for before it can start. Raises Unreachable."""
 
     def read(self, receive: Receive) -> None:
@@ -41,7 +41,7 @@ class Remote(Protocol):
         return
 
 
-class FollowedRun(Run):
+class RemoteRun(Run):
     """A job on another machine. Leaving its `with` block stops it, even a job whose run was given up.
 
     A thread reads state and log every `poll_seconds`. If the target does not answer for two minutes, the run fails
@@ -49,9 +49,9 @@ class FollowedRun(Run):
     lines of its log.
     """
 
-    def __init__(self, name: str, workers: tuple[str, ...], remote: Remote, poll_seconds: float = 1) -> None:
+    def __init__(self, name: str, workers: tuple[str, ...], job: RemoteJob, poll_seconds: float = 1) -> None:
         super().__init__(name, workers)
-        self._remote, self._poll_seconds = remote, poll_seconds
+        self._remote, self._poll_seconds = job, poll_seconds
         self._wake = threading.Event()
         self._is_stopping = False  # the target was asked to stop the job, and has not refused
         self._stopped_at: float | None = None  # when it agreed
@@ -91,7 +91,7 @@ class FollowedRun(Run):
         answered = time.monotonic()
         while True:
             try:
-                state, reason = self._remote.look()
+                state, reason = self._remote.poll()
                 answered = time.monotonic()
             except (Unreachable, OSError) as error:
                 state, reason = RunState.RUNNING, ""

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from workshop_utils.launchers import followed
-from workshop_utils.launchers.followed import FollowedRun, Unreachable
+from workshop_utils.launchers import remote
+from workshop_utils.launchers.remote import RemoteRun, Unreachable
 from workshop_utils.runs import RunFailed, RunState
 
 # The thread of the run in whose clean-up an error is raised shows it, as any thread does.
@@ -15,13 +15,13 @@ RUNNING = RunState.RUNNING, ""
 
 
 class Target:
-    """Answers `look` with each of `answers` in turn, and with the last for ever; an exception is raised."""
+    """Answers `poll` with each of `answers` in turn, and with the last for ever; an exception is raised."""
 
     def __init__(self, *answers, log=(), close=None):
         self.answers, self.log, self.failure = list(answers), list(log), close
         self.stops = 0
 
-    def look(self):
+    def poll(self):
         answer = self.answers.pop(0) if len(self.answers) > 1 else self.answers[0]
         if isinstance(answer, Exception):
             raise answer
@@ -45,7 +45,7 @@ class Target:
 
 
 def follow(target):
-    return FollowedRun("job", ("worker-0",), target, poll_seconds=0.01)
+    return RemoteRun("job", ("worker-0",), target, poll_seconds=0.01)
 
 
 def test_a_log_that_cannot_be_read_does_not_change_how_the_job_ends():
@@ -55,7 +55,7 @@ def test_a_log_that_cannot_be_read_does_not_change_how_the_job_ends():
 
 
 def test_a_job_whose_target_fell_silent_is_given_up_and_stopped_all_the_same(monkeypatch):
-    monkeypatch.setattr(followed, "BLIND_SECONDS", 0.05)
+    monkeypatch.setattr(remote, "BLIND_SECONDS", 0.05)
     target = Target(RUNNING, Unreachable("no route"))
     with follow(target) as run, pytest.raises(RunFailed, match=r"may still be running\. no route"):
         run.wait(10)
