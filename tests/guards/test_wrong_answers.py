@@ -158,6 +158,13 @@ def test_a_wrong_answer_is_not_right(lesson, exercise, answer):
 def test_every_exercise_has_wrong_answers():
     """An exercise that is new, or was called otherwise, needs some in `wrong_answers.yaml`."""
     written = {(lesson, exercise) for lesson, wrong in WRONG.items() for exercise in wrong}
-    assert written == set(exercises())
-    for wrong in WRONG.values():
-        assert {name: len(answers) for name, answers in wrong.items() if len(answers) < FEWEST} == {}
+    assert written == set(exercises()), (
+        "each exercise of a notebook needs an entry in wrong_answers.yaml, and no other"
+    )
+    few = {
+        name: len(answers)
+        for wrong in WRONG.values()
+        for name, answers in wrong.items()
+        if len(answers) < FEWEST
+    }
+    assert not few, f"an exercise needs {FEWEST} wrong answers in wrong_answers.yaml; these have fewer: {few}"

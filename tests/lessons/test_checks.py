@@ -3,7 +3,6 @@
 Wrong answers to each exercise, and what is said of them, are in guards/wrong_answers.yaml; here is what all share.
 """
 
-import io
 import os
 import resource
 import shutil
@@ -196,7 +195,6 @@ def one_bad_image_spoils_all_weights(communicator, weights, gradient, count, lea
         (parallelism.uneven_step, one_bad_image_spoils_all_weights),
         (model_parallel.tensor_parallel_mlp, mlp_with_a_hook),
         (model_parallel.pipeline_messages, passes_of_one_form),
-        (ring.ring_all_reduce, ring_in_another_style),
         (failures.atomic_save, checkpoints.write_atomically),
         (failures.atomic_save, through_a_part),
         (failures.atomic_save, through_a_folder_beside_it),
@@ -219,8 +217,10 @@ def test_a_rule_may_hold_a_worker_that_has_the_newest_version():
     )
 
 
-def test_a_ring_whose_ranks_send_by_turns_is_told_how_long_it_takes():
-    assert "8 ranks take 2.0 times as long" in ring.ring_all_reduce(ring_in_another_style).text
+def test_a_ring_whose_ranks_send_by_turns_is_right_and_told_how_long_it_takes():
+    verdict = ring.ring_all_reduce(ring_in_another_style)
+    assert verdict.state == "right"
+    assert "8 ranks take 2.0 times as long" in verdict.text
 
 
 @pytest.mark.parametrize("way", [1, -1])  # in which chunks are numbered along the ring
@@ -290,16 +290,7 @@ def test_a_sum_may_go_round_in_any_way(answer):
 
 def test_a_full_disk_and_watched_files_end_with_the_check():
     def state():
-        return (
-            resource.getrlimit(resource.RLIMIT_FSIZE),
-            os.rename,
-            os.replace,
-            os.link,
-            os.fsync,
-            os.open,
-            io.open,
-            open,
-        )
+        return resource.getrlimit(resource.RLIMIT_FSIZE), os.rename, os.replace, os.link, os.fsync
 
     before = state()
     failures.atomic_save(Path.write_bytes)
