@@ -40,7 +40,7 @@ from horovod.runner.elastic.driver import ElasticDriver
 from horovod.runner.elastic.rendezvous import PUT_WORKER_ADDRESSES, create_rendezvous_handler
 from horovod.runner.elastic.worker import HostsUpdatedRequest, HostUpdateResult
 from horovod.runner.gloo_run import create_slot_env_vars
-from horovod.runner.http.http_server import RendezvousHTTPServer, RendezvousServer
+from horovod.runner.http import http_server
 
 FEWEST_WORKERS = 1
 COOLDOWN_SECONDS = (1, 60)  # a host is left out for 2 to 3 s at first, then for ever longer
@@ -48,21 +48,6 @@ MOST_RESETS = 100  # a worker that dies again and again must not keep a job for 
 GRACE_SECONDS = 2.0  # between SIGTERM and SIGKILL
 PATIENCE_SECONDS = 10.0  # for a worker to answer that it has heard of a change
 LAST_LINES = 8  # of the last worker that failed
-
-
-class Rendezvous(RendezvousServer):
-    """Horovod's rendezvous server on one address."""
-
-    def __init__(self, address: tuple[str, int]) -> None:
-        super().__init__()
-        self._address = address
-
-    def start(self, handler_cls: type) -> int:
-        """Begin to serve; the port."""
-        self._httpd = RendezvousHTTPServer(self._address, handler_cls, 0)
-        self._listen_thread = threading.Thread(target=self._httpd.serve_forever, daemon=True)
-        self._listen_thread.start()
-        return self._address[1]
 
 
 class PlainUnpickler(pickle.Unpickler):
@@ -192,7 +177,9 @@ def drive(host: str, port: int, interface: str, count: int, script: Sequence[str
     """Run the job with `count` workers, or with as many of them as live; the exit code."""
     logging.getLogger().setLevel(logging.CRITICAL)  # what matters is printed below
     HostManager.order_available_hosts = staticmethod(in_order)
-    rendezvous = Rendezvous((host, port))
+    # In place of Horovod's `find_port`, which binds to every interface.
+    http_server.find_port = lambda make_server: (make_server((host, port)), port)
+    rendezvous = http_server.RendezvousServer()
     driver = Driver(
         rendezvous,
         FixedHosts({f"worker-{index}": 1 for index in range(count)}),
