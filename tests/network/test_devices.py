@@ -16,9 +16,9 @@ pytestmark = pytest.mark.usefixtures("nothing_is_left")
 
 
 def test_settings_are_read_by_name():
-    parsed = EmulatedDevice.parse("seconds=400ms, jitter=0.1, worker-1=3, seed=2")
-    assert parsed == EmulatedDevice(seconds="400ms", jitter=0.1, slower={"worker-1": 3}, seed=2)
-    assert str(parsed) == "emulated devices, 400ms a step with a jitter of 0.1, worker-1 3 times as slow"
+    parsed = EmulatedDevice.parse("seconds=400ms, worker-1=3")
+    assert parsed == EmulatedDevice(seconds="400ms", slower={"worker-1": 3})
+    assert str(parsed) == "emulated devices, 400ms a step, worker-1 3 times as slow"
     assert EmulatedDevice.parse("1s") == EmulatedDevice(seconds="1s")
 
 
@@ -29,11 +29,10 @@ def test_settings_are_read_by_name():
         ("5ms", "it must be at least 20ms"),
         ("30h", "at most an hour"),
         ("fast", "it must be a duration such as"),
-        ("400ms,jitter=lots", "jitter is 'lots'"),
         ("400ms,worker-1=0", "slower.worker-1 is '0'; it must be greater than or equal to 0.1"),
         ("400ms,worker-1=inf", "slower.worker-1 is 'inf'"),
         ("400ms,slower=3", "it must be a duration with its unit"),
-        ("400ms,jitter", "it must be a duration with its unit, such as 400ms, or settings"),
+        ("400ms,worker-1", "it must be a duration with its unit, such as 400ms, or settings"),
         ("400ms,seconds=1s", "each once"),
     ],
 )
@@ -103,23 +102,6 @@ def test_a_function_without_pytorch_says_what_its_device_computes():
     assert min(results.values) >= 0.15
     assert "emulated devices, 50ms a step" in repr(results)
     assert "rank" not in results.remark  # both have used their devices, and said so
-
-
-def test_jitter_is_each_rank_s_own_and_the_same_again():
-    def program(communicator):
-        from workshop_utils.training.emulated_device import computing, switch_on
-
-        factors = []
-        for _ in range(3):
-            with computing():
-                factors.append(switch_on().factor)
-        return factors
-
-    first, again = (on_ranks(2, program, emulated_device="20ms,jitter=0.8").values for _ in range(2))
-    assert first == again
-    assert len({*first[0], *first[1]}) == 6
-    other = on_ranks(2, program, emulated_device="20ms,jitter=0.8,seed=5").values
-    assert not {*first[0], *first[1]} & {*other[0], *other[1]}
 
 
 def test_a_run_that_kept_the_host_busy_says_so():

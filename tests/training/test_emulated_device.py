@@ -54,11 +54,11 @@ def clock(monkeypatch):
 
 
 @pytest.fixture
-def device(clock, request):
-    """A device on which PyTorch computes during the test; a parameter is its jitter."""
+def device(clock):
+    """A device on which PyTorch computes during the test."""
     from torch.nn.modules import module as hooks
 
-    made = EmulatedDevice(SECONDS, jitter=getattr(request, "param", 0.0))
+    made = EmulatedDevice(SECONDS)
     before = dict(hooks._global_forward_pre_hooks), dict(hooks._global_forward_hooks)
     emulated_device.attach_to_pytorch(made)
     yield made
@@ -211,18 +211,6 @@ def test_each_micro_batch_takes_a_step_s_time_in_whatever_order(device, clock, o
     assert device.steps == 5
 
 
-@pytest.mark.parametrize("device", [0.5], indirect=True)
-def test_a_micro_batch_has_one_jitter_forward_and_backward(device, clock):
-    model = nn.Linear(4, 4)
-    step(clock, model, torch.ones(1, 4))
-    losses, forward = zip(
-        *(lasts(clock, lambda: model(torch.ones(1, 4)).sum()) for _ in range(2)), strict=True
-    )
-    backward = [lasts(clock, loss.backward)[1] for loss in losses]
-    assert forward[0].expected != forward[1]
-    assert [each.expected / 2 for each in backward] == list(forward)
-
-
 def test_a_model_that_is_called_in_parts_takes_as_long_as_one_call(device, clock):
     parts, relu = [nn.Linear(4, 4) for _ in range(3)], nn.ReLU()  # which, called again, begins no new step
     for _ in range(2):
@@ -271,23 +259,6 @@ def test_outputs_that_are_parameters_nested_or_several_are_no_trouble(device, cl
         outputs = model(torch.ones(3, 1, 4))
         (outputs["all"][1][0].sum() + outputs["own"].sum()).backward()
         assert clock.now - started == pytest.approx(SECONDS, rel=0.2)
-
-
-def test_each_step_has_a_jitter_of_its_own_drawn_from_the_seed(clock):
-    def seconds(seed):
-        device, taken = EmulatedDevice(1.0, jitter=0.5, seed=seed), []
-        for _ in range(40):
-            started = clock.now
-            device.begin_step()
-            device.compute(1.0)
-            taken.append(clock.now - started)
-        return taken
-
-    first = seconds(1)
-    assert first == pytest.approx(seconds(1))
-    assert first != pytest.approx(seconds(2))
-    assert len({round(each, 6) for each in first}) == 40
-    assert 10 < sum(each < 1 for each in first) < 30  # its median is 1
 
 
 @pytest.mark.parametrize(("steps", "share"), [(0, 0.5), (1, 0.25), (2, 0.25), (4, 0.1)])

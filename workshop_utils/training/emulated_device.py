@@ -16,9 +16,7 @@ import atexit
 import contextlib
 import functools
 import json
-import math
 import os
-import random
 import threading
 import time
 from collections.abc import Iterator
@@ -35,14 +33,10 @@ FORWARD = 1 / 3  # of a step; the backward pass has twice as many products (Kapl
 
 
 class EmulatedDevice:
-    """A device that needs `seconds` for one forward and backward pass of a whole model.
+    """A device that needs `seconds` for one forward and backward pass of a whole model."""
 
-    With `jitter`, each step takes exp(jitter · z) times as long, with z normal and drawn from `seed`; its median is 1.
-    """
-
-    def __init__(self, seconds: float, jitter: float = 0.0, seed: int = 0) -> None:
+    def __init__(self, seconds: float) -> None:
         self.seconds, self.steps = seconds, 0
-        self._jitter, self._random, self._factor = jitter, random.Random(seed), 1.0
         self._free = 0.0  # when the device has done what it was given
         self._left = self._worked = 0.0  # when the host left `compute`, and its thread's `_busy_seconds` then
         self._thread = 0
@@ -58,17 +52,11 @@ class EmulatedDevice:
             self._due += self._asked
         # In the first step connections open up and libraries are imported, so the second takes its place.
         self._marks = [*self._marks[: self.steps > 2], _clocks()]
-        self._factor = math.exp(self._jitter * self._random.gauss(0, 1)) if self._jitter else 1.0
         self._free, self._worked, self._asked = time.perf_counter(), _busy_seconds(), 0.0
         self._left, self._thread = self._free, threading.get_ident()
 
-    @property
-    def factor(self) -> float:
-        """This step's jitter."""
-        return self._factor
-
-    def compute(self, share: float, factor: float | None = None) -> None:
-        """Return when `share` of a step's work is done, of a step with another `factor` if that is given.
+    def compute(self, share: float) -> None:
+        """Return when `share` of a step's work is done.
 
         What the host itself has computed since the last call is a part of it, and so is its waiting for a core. What
         else it has waited for, such as another rank's activations, is not: the device waited as well.
@@ -77,7 +65,7 @@ class EmulatedDevice:
         waited = now - self._left - (_busy_seconds() - self._worked)
         if waited > SHORTEST_WAIT_SECONDS and self._thread == threading.get_ident():
             self._free += waited
-        seconds = share * self.seconds * (factor or self._factor)
+        seconds = share * self.seconds
         self._asked += seconds
         self._free += seconds
         if self._free > now:
@@ -107,7 +95,7 @@ def switch_on() -> EmulatedDevice | None:
     seconds = settings["seconds"] * settings["slower"].get(here.name, 1.0)
     if settings["pytorch"]:
         import torch  # noqa: F401  # before the device begins to count the host's time
-    device = EmulatedDevice(seconds, settings["jitter"], seed=1000 * settings["seed"] + (here.rank or 0))
+    device = EmulatedDevice(seconds)
     if settings["pytorch"]:
         attach_to_pytorch(device)
     atexit.register(report_host_share)
@@ -161,7 +149,6 @@ class _Pass:
     """Forward calls, and the backward pass that they lead to; work in multiplications."""
 
     called: set[Any] = field(default_factory=set)  # modules, from outside of any other
-    factor: float = 1.0  # its jitter
     cost: float = 0.0
     taken: float = 0.0  # the share of a forward pass that they have lasted
     is_backward: bool = False
@@ -192,7 +179,7 @@ def attach_to_pytorch(device: EmulatedDevice) -> None:
         if is_first and next(module.parameters(), None) is not None:
             if current.is_backward or module in current.called:
                 device.begin_step()
-                current = _Pass(factor=device.factor)
+                current = _Pass()
             current.called.add(module)
         depth += 1
 
@@ -205,7 +192,7 @@ def attach_to_pytorch(device: EmulatedDevice) -> None:
         cost = _cost(module, inputs, results[0])
         if in_backward():
             # Computed again, for a checkpoint; its own backward pass is a part of the one under way.
-            device.compute(FORWARD * cost / whole if whole else 0.0, current.factor)
+            device.compute(FORWARD * cost / whole if whole else 0.0)
             return
         current.cost += cost
         if whole:
@@ -222,10 +209,8 @@ def attach_to_pytorch(device: EmulatedDevice) -> None:
             nonlocal whole
             if not of_forward.is_backward:
                 of_forward.is_backward, whole = True, max(whole, of_forward.cost)
-                device.compute(
-                    FORWARD * (of_forward.cost / (whole or 1.0) - of_forward.taken), of_forward.factor
-                )
-            device.compute((1 - FORWARD) * cost / (whole or 1.0), of_forward.factor)
+                device.compute(FORWARD * (of_forward.cost / (whole or 1.0) - of_forward.taken))
+            device.compute((1 - FORWARD) * cost / (whole or 1.0))
 
         return compute
 
