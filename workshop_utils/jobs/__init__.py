@@ -36,6 +36,7 @@ StrategyName = Literal[
     "spark_program",
 ]
 StorageKind = Literal["folder", "s3", "claim"]
+PROCESS_NAME = re.compile(r"[a-z]+-\d+")
 
 
 class PlainError(Exception):
@@ -132,6 +133,30 @@ class Description(BaseModel):
             return cls(**fields, **values)
         except JobError as error:
             raise JobError("\n".join(f"{file}: {line}" for line in str(error).splitlines())) from None
+
+    @classmethod
+    def _parsed(cls, field: str, text: str, form: str, by_process: str) -> Self:
+        """The description in a line such as `100Mbit,latency=1ms,worker-1=10Mbit`.
+
+        What stands alone is the first of this class's fields; values for processes go into the field `by_process`.
+
+        Raises:
+            JobError: for another `form`, or a wrong value; it begins with the `field` of which this is the value.
+        """
+        values: dict[str, Any] = {by_process: {}}
+        for number, setting in enumerate(str(text).split(",")):
+            name, equals, value = (part.strip() for part in setting.partition("="))
+            if number == 0 and not equals:
+                name, value = next(iter(cls.model_fields)), name
+            target = values[by_process] if PROCESS_NAME.fullmatch(name) else values
+            if not value or name in target:
+                raise JobError(f"{field} is {text!r}; it must be {form}, each once")
+            known = cls.model_fields.get(name)
+            target[name] = int(value) if known and known.annotation is int and value.isdecimal() else value
+        try:
+            return cls(**values)
+        except JobError as error:
+            raise JobError(f"{field} is {text!r}: {error}") from None
 
 
 class Resources(Description):

@@ -17,16 +17,15 @@ from __future__ import annotations
 
 import functools
 import os
-import re
 import shutil
 import subprocess
 import sys
 from collections.abc import Sequence
-from typing import Annotated, Any, Literal, Self
+from typing import Annotated, Literal, Self
 
 from pydantic import AfterValidator, Field, model_validator
 
-from workshop_utils.jobs import Description, Duration, JobError, readable
+from workshop_utils.jobs import PROCESS_NAME, Description, Duration, JobError, readable
 from workshop_utils.jobs.quantities import bytes_per_second_of, seconds_of
 from workshop_utils.strategies import Strategy
 
@@ -37,8 +36,7 @@ LOOPBACK_INTERFACE = "lo0" if sys.platform == "darwin" else "lo"
 SUBNET = "10.77.0"  # unreachable from outside the run's namespaces
 MOST_PROCESSES = 250  # addresses in the subnet, less the reserved ones
 
-_NAME = re.compile(r"[a-z]+-\d+")
-_FORM = "a rate such as 100Mbit, or settings such as bandwidth=100Mbit,latency=1ms,racks=2,spine=200Mbit"
+_FORM = "a rate such as 100Mbit, or settings such as bandwidth=100Mbit,latency=1ms,worker-1=10Mbit"
 
 Availability = Literal["root", "user namespaces", "none"]
 Emulation = Literal["network namespaces", "stamped links"]
@@ -72,7 +70,7 @@ class Network(Description):
                 f"racks is {self.racks} and spine is {self.spine}; it takes both, such as racks=2 and spine=200Mbit"
             )
         for name in self.exceptions:
-            if not _NAME.fullmatch(name):
+            if not PROCESS_NAME.fullmatch(name):
                 raise ValueError(f"exceptions is for {name!r}; it must be for a process, such as 'worker-1'")
         return self
 
@@ -83,24 +81,7 @@ class Network(Description):
         Raises:
             JobError: for another form; the message says what is wrong with it.
         """
-        values: dict[str, Any] = {}
-        exceptions: dict[str, str] = {}
-        for place, setting in enumerate(text.split(",")):
-            name, equals, value = (part.strip() for part in setting.partition("="))
-            if place == 0 and not equals:
-                name, value = "bandwidth", name
-            elif not (name and equals and value) or name in values or name in exceptions:
-                raise JobError(f"network is {text!r}; it must be {_FORM}, each once")
-            if _NAME.fullmatch(name):
-                exceptions[name] = value
-            elif name == "exceptions":
-                raise JobError(f"network is {text!r}; an exception is written such as worker-1=10Mbit")
-            else:
-                values[name] = int(value) if name == "racks" and value.isdecimal() else value
-        try:
-            return cls(**values, exceptions=exceptions)
-        except JobError as error:
-            raise JobError(f"network is {text!r}: {error}") from None
+        return cls._parsed("network", text, _FORM, "exceptions")
 
     @property
     def bandwidth_bytes_per_second(self) -> float:

@@ -1,7 +1,7 @@
 """Emulated devices: each rank of a run computes as if on a device that takes its time, and no core of this machine.
 
     Local(network=Network(bandwidth="50Mbit"), emulated_device="400ms").launch(job)
-    Local(emulated_device=EmulatedDevice(seconds="400ms", jitter=0.1, slower={"worker-1": 3}))
+    Local(emulated_device=EmulatedDevice(seconds="400ms", slower={"worker-1": 3}))
 
 So many ranks share a few cores, and what is measured is the devices and the links. It holds as long as the ranks'
 real work is small beside the devices' time, which each run measures: see `host_remark`. What a rank does is in
@@ -26,7 +26,7 @@ MOST_SECONDS = 3600
 MOST_HOST_SHARE = 0.1  # of all cores
 MOST_LATE_SHARE = 0.03  # of a device's time
 
-_FORM = "a duration with its unit, such as 400ms, or settings such as seconds=400ms,jitter=0.1,worker-1=3"
+_FORM = "a duration with its unit, such as 400ms, or settings such as seconds=400ms,worker-1=3"
 
 
 def _takes_time(text: str) -> str:
@@ -45,39 +45,23 @@ class EmulatedDevice(Description):
     Attributes:
         seconds: of one forward and backward pass of what a rank has of the model, such as `"400ms"`; each micro-batch
             is a pass.
-        jitter: each step takes exp(jitter · z) times as long, with z normal and of each rank's own (median 1).
         slower: how many times as long it takes the processes of these names: `{"worker-1": 3}`.
-        seed: of the jitter.
 
     Raises:
         JobError: for what cannot be; the message names the field.
     """
 
     seconds: Annotated[Duration, AfterValidator(_takes_time)]
-    jitter: float = Field(default=0.0, ge=0, le=1)
     slower: dict[str, Annotated[float, Field(ge=0.1, le=100)]] = Field(default={})
-    seed: int = Field(default=0, ge=0)
 
     @classmethod
     def parse(cls, text: str) -> Self:
-        """The device that a command line names: `400ms`, or `seconds=400ms,jitter=0.1,worker-1=3`.
+        """The device that a command line names: `400ms`, or `seconds=400ms,worker-1=3`.
 
         Raises:
             JobError: for another form; the message says what is wrong with it.
         """
-        values: dict[str, Any] = {}
-        slower: dict[str, Any] = {}
-        for place, setting in enumerate(str(text).split(",")):
-            name, equals, value = (part.strip() for part in setting.partition("="))
-            if place == 0 and not equals:
-                name, value = "seconds", name
-            if not value or name == "slower" or name in values or name in slower:
-                raise JobError(f"emulated_device is {text!r}; it must be {_FORM}, each once")
-            (values if name in cls.model_fields else slower)[name] = value
-        try:
-            return cls(**values, slower=slower)
-        except JobError as error:
-            raise JobError(f"emulated_device is {text!r}: {error}") from None
+        return cls._parsed("emulated_device", text, _FORM, "slower")
 
     def variables(self, script: Path, framework: str | None, names: Sequence[str]) -> dict[str, str]:
         """What a run's processes, called `names`, read of it (`training.emulated_device`).
@@ -102,10 +86,8 @@ class EmulatedDevice(Description):
         return {"WORKSHOP_EMULATED_DEVICE": json.dumps(given)}
 
     def __str__(self) -> str:
-        text = f"emulated devices, {self.seconds} a step"
-        if self.jitter:
-            text += f" with a jitter of {self.jitter:g}"
-        return text + "".join(f", {name} {times:g} times as slow" for name, times in self.slower.items())
+        others = (f", {name} {times:g} times as slow" for name, times in self.slower.items())
+        return f"emulated devices, {self.seconds} a step{''.join(others)}"
 
 
 def host_remark(devices: Sequence[Mapping[str, Any]], workers: Sequence[str], cores: int) -> str:
