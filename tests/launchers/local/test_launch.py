@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 import workshop_utils
+from workshop_utils import place
 from workshop_utils.jobs import TrainingJob
 from workshop_utils.launchers.local import Local
 from workshop_utils.network.ports import PortReservation
@@ -122,3 +123,17 @@ def test_a_job_without_data_prepares_none(tmp_path, planned):
 def test_a_call_on_ranks_plans_and_reserves_once_and_prepares_no_data(planned):
     assert on_ranks(2, lambda communicator: communicator.rank).values == [0, 1]
     assert planned == {"connect": 1, "__init__": 1}
+
+
+def images(split):
+    return place.load(split).count
+
+
+def test_a_call_on_ranks_that_loads_data_gets_the_digits():
+    def program(communicator):
+        from workshop_utils import place
+
+        return place.load("test").count
+
+    assert on_ranks(1, program).values == [297]
+    assert on_ranks(1, lambda communicator: images("train")).values == [1500]
