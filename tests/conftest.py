@@ -145,8 +145,8 @@ def marked_processes() -> dict[int, str]:
             if mark not in Path(f"/proc/{process.pid}/environ").read_bytes().split(b"\0"):
                 continue
             command = " ".join(process.cmdline())
-            # Of what is below Spark, its daemon stays; the rest a task has left.
-            if process.pid not in below or not command.endswith("-m pyspark.daemon"):
+            # Of what is below Spark, executors and their daemons stay; the rest a task has left.
+            if process.pid not in below or not re.search(r"CoarseGrained|-m pyspark\.daemon$", command):
                 found[process.pid] = command
         except (OSError, psutil.Error):
             continue  # it has just ended, or belongs to somebody else

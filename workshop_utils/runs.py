@@ -86,9 +86,6 @@ class Run(ABC):
     notices: Sequence[str] = ()
     device: str | None = None
     remark: str = ""
-    _attempt: int | None = (
-        None  # the number of the start, from 0, where a run has several; each record has it
-    )
 
     def __init__(self, name: str, workers: tuple[str, ...]) -> None:
         self.name = name
@@ -115,9 +112,7 @@ class Run(ABC):
                 if record is None:
                     self._lines.append(LogLine(name, line, time.time() - self.launched_at, origin))
                 else:
-                    self._records.append(
-                        record if self._attempt is None else {**record, "attempt": self._attempt}
-                    )
+                    self._records.append(record)
                 self._changed.notify_all()
 
     def _finish(self, state: RunState, reason: str = "") -> None:

@@ -13,7 +13,6 @@ script cannot tell the difference:
 | `horovod` | a rendezvous server, workers | the server's address and HOROVOD_RANK, as horovodrun sets them |
 | `horovod_elastic` | a driver, workers | the driver starts the workers, and replaces those that die |
 | `mpi` | mpirun, workers | mpirun starts the workers |
-| `spark_program` | a driver, workers | the driver sends tasks to the workers, on the target `spark` |
 | `multi_worker_mirrored` | workers | TF_CONFIG |
 | `parameter_server` | a chief, parameter servers, workers | TF_CONFIG |
 
@@ -161,7 +160,6 @@ class Strategy:
         uses_comm: whether its scripts import the workshop's own message passing.
         has_servers: whether some processes serve parameters.
         one_node: whether a driver starts all workers, on its own node.
-        only_on: the one target that can run it; None for all.
         workers: at least and at most so many.
     """
 
@@ -171,7 +169,6 @@ class Strategy:
     uses_comm: bool = False
     has_servers: bool = False
     one_node: bool = False
-    only_on: str | None = None
     workers: tuple[float, float] = (1, math.inf)
 
     def check(self, job: TrainingJob) -> None:
@@ -259,11 +256,6 @@ def _under_mpirun(job: TrainingJob) -> Processes:
     command = (MPIRUN, *sharing, *mpi_options(MPI_ON_ONE_MACHINE), *ranks)
     folders = dict.fromkeys(MPI_FOLDERS, SCRATCH)
     return _started_by(ProcessSpec("mpirun", 0, argv=command, environment=folders), job)
-
-
-def _as_spark_tasks(job: TrainingJob) -> Processes:
-    """The script as the driver, whose workers are tasks of Spark."""
-    return _started_by(ProcessSpec("driver", 0, argv=_script(job)), job)
 
 
 def _with_chief(job: TrainingJob) -> Processes:
@@ -382,9 +374,6 @@ STRATEGIES: dict[StrategyName, Strategy] = {
         Strategy("horovod", _with_rendezvous, _horovod_variables),
         Strategy("horovod_elastic", _with_driver, one_node=True),
         Strategy("mpi", _under_mpirun),
-        # The target `spark` also starts the ranks of `torch_ddp`, as tasks of a barrier stage: where the processes of a
-        # job run is for the target to decide, so Spark is a target, and this is the one strategy that no other has.
-        Strategy("spark_program", _as_spark_tasks, only_on="spark"),
         # Source: TensorFlow, "Multi-worker training with Keras" and "Parameter server training".
         Strategy("multi_worker_mirrored", lambda job: _workers(job, listening=job.workers), _tf_config),
         Strategy("parameter_server", _with_chief, _tf_config, has_servers=True, workers=(2, math.inf)),
@@ -392,12 +381,11 @@ STRATEGIES: dict[StrategyName, Strategy] = {
 }
 
 
-def strategy_of(job: TrainingJob, target: str = "") -> Strategy:
+def strategy_of(job: TrainingJob) -> Strategy:
     """The strategy of `job`.
 
     Raises:
-        JobError: if it cannot run such a job, or runs on another target alone; or if the job's script would leave the
-            GPUs idle that the job asks for.
+        JobError: if it cannot run such a job, or if the job's script would leave the GPUs idle that the job asks for.
     """
     strategy = STRATEGIES[job.strategy]
     strategy.check(job)
@@ -405,6 +393,4 @@ def strategy_of(job: TrainingJob, target: str = "") -> Strategy:
         idle = f"script {job.script!r} cannot use a GPU: {reason}"
         advice = "leave resources.gpu out, or set it to 0 (--gpus 0)"
         raise JobError(f"resources.gpu is {job.resources.gpu}, and {idle}; {advice}")
-    if target and strategy.only_on not in (None, target):
-        raise JobError(f"strategy is {job.strategy!r}; launch it with --on {strategy.only_on}")
     return strategy

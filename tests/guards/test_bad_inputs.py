@@ -19,7 +19,6 @@ JOBS = {
     "MPI": "strategy: mpi\nworkers: 2",
     "TF": "strategy: parameter_server\nworkers: 2",
     "PS": "strategy: workshop_parameter_server\nworkers: 2",
-    "SPARK": "strategy: spark_program\nworkers: 2",
 }
 ROLE = "role: arn:aws:iam::123456789012:role/workshop\nregion: us-east-1"
 STARTS = {

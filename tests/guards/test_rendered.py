@@ -14,7 +14,6 @@ SageMaker's SDK reads its configuration for each job: of the jobs that it accept
 
 import difflib
 import os
-import re
 from pathlib import Path
 
 import pytest
@@ -43,8 +42,8 @@ def sections(target):
 def launches(target):
     """The command lines of a file in `rendered/`."""
     if target == "options":
-        places = ("--on kubernetes --config jobs/clusters/eks/place.yaml", "--on spark --config SPARK")
-        of_strategies = (f"jobs/{name} {place}" for name in FIRST.values() for place in places)
+        place = "--on kubernetes --config jobs/clusters/eks/place.yaml"
+        of_strategies = (f"jobs/{name} {place}" for name in FIRST.values())
         return list(dict.fromkeys([*sections(target), *of_strategies]))
     config = " --config jobs/clusters/sagemaker/place.yaml" if target.startswith("sagemaker") else ""
     names = JOBS
@@ -65,11 +64,6 @@ PLACES = {
     "STORED": ROLE,
     "DRIVERS": f"{ROLE}mode: drivers\ninstance_type: ml.c5.2xlarge\ntags: {{team: a}}\n",
     "SPOT": f"{ROLE}spot: true\nmax_wait: 1h\nbucket: my-own-bucket\ninput_mode: FastFile\nvolume_gb: 50\n",
-    "SPARK": (ROOT / "jobs/clusters/spark/kubernetes.yaml").read_text(),
-    # As that file has it, except that the secret exists.
-    "STANDALONE": re.sub(
-        r"secret_file: \S+", "secret_file: SECRET", (ROOT / "jobs/clusters/spark/standalone.yaml").read_text()
-    ),
 }  # fmt: skip
 
 
@@ -79,9 +73,8 @@ def answer(tmp_path, monkeypatch):
     monkeypatch.chdir(ROOT)
     for name in ("PYTHONPATH", "PYTHONUNBUFFERED", "AWS_REGION", "AWS_DEFAULT_REGION", "WORKSHOP_SIZE"):
         monkeypatch.delenv(name, raising=False)
-    (tmp_path / "secret").write_text("s")
     for name, text in PLACES.items():
-        (tmp_path / f"{name}.yaml").write_text(text.replace("SECRET", str(tmp_path / "secret")))
+        (tmp_path / f"{name}.yaml").write_text(text)
 
     def say(line):
         words = [str(tmp_path / f"{word}.yaml") if word in PLACES else word for word in line.split()]
@@ -99,7 +92,6 @@ def answer(tmp_path, monkeypatch):
 
 TARGETS = (
     "local",
-    "spark",
     "sagemaker",
     "sagemaker-local",
     "kubernetes",

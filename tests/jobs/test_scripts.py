@@ -15,7 +15,7 @@ from workshop_utils.launchers.source import shipped
 from workshop_utils.strategies import MPI_FOLDERS, strategy_of
 from workshop_utils.training import data
 
-SCRIPTS = sorted(JOBS.glob("*/train.py"))
+SCRIPTS = [path.with_name("train.py") for path in sorted(JOBS.glob("*/job.yaml"))]
 PROGRAMS = Path(sys.prefix) / "bin"  # torchrun, horovodrun and mpirun of this environment
 
 # What these jobs may import beside Python's own library: their image holds nothing else.

@@ -29,8 +29,8 @@ app = typer.Typer(
 
 
 TARGETS = (
-    "The target: local, slurm, sagemaker, kubernetes, spark; sagemaker-local, kubernetes-local (emulated on "
-    "this machine)."
+    "The target: local, slurm, sagemaker, kubernetes; sagemaker-local, kubernetes-local (emulated on this "
+    "machine)."
 )
 STORAGE = "a folder, s3://..., or claim:NAME."
 DEVICE = (

@@ -33,7 +33,6 @@ StrategyName = Literal[
     "multi_worker_mirrored",
     "parameter_server",
     "mpi",
-    "spark_program",
 ]
 StorageKind = Literal["folder", "s3", "claim"]
 PROCESS_NAME = re.compile(r"[a-z]+-\d+")

@@ -168,7 +168,7 @@ class Slurm(TargetSettings):
 
     def _specs(self, job: TrainingJob) -> list[ProcessSpec]:
         """The job's processes, with words such as `{node0}` and `{port0}` for what only the started job knows."""
-        strategy = strategy_of(job, "slurm")
+        strategy = strategy_of(job)
         nodes = [f"{{node{node}}}" for node in range(1 if strategy.one_node else job.nodes or job.workers)]
         listening = [spec for spec in strategy.plan(job, Addresses(nodes=nodes)) if spec.listens]
         if (count := len(listening)) > 64:  # see the outline

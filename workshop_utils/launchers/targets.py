@@ -23,7 +23,6 @@ _LAUNCHERS = {
     "sagemaker-local": ("sagemaker", "EmulatedSageMaker"),
     "kubernetes": ("kubernetes", "Kubernetes"),
     "kubernetes-local": ("kubernetes", "EmulatedKubernetes"),
-    "spark": ("spark", "Spark"),
 }
 TARGETS = tuple(_LAUNCHERS)
 

@@ -33,7 +33,6 @@ NO_SUBNET = (
 WITHOUT_KIND: dict[StrategyName, str] = {
     "ring": NO_SUBNET,
     "workshop_parameter_server": NO_SUBNET,
-    "spark_program": "Spark makes its pods itself (--on spark with master: k8s://...)",
     "horovod_elastic": "its driver starts the workers itself, on its own machine",
 }
 ONE_PROCESS_A_POD = ("TFJob", "Job")  # these kinds have no program that would start several

@@ -116,7 +116,7 @@ class Local:
             if (count := getattr(job, name)) > MOST_PROCESSES:
                 raise JobError(f"{name} is {count}; a local run may have at most {MOST_PROCESSES:,}")
         job = job if self.output is None else job.replace(outputs=str(self.output))
-        strategy, scratch = strategy_of(job, "local"), scratch_folder()
+        strategy, scratch = strategy_of(job), scratch_folder()
         specs = strategy.processes(job)
         names = [spec.name for spec in specs]
         # A process that starts others, such as mpirun, starts workers alone.

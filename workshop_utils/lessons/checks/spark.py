@@ -15,9 +15,9 @@ import numpy as np
 
 from workshop_utils.comm import threads
 from workshop_utils.comm.communicator import Communicator, PeerSilent
-from workshop_utils.launchers.spark import local_session
 from workshop_utils.lessons.checks import NotYet, Wrong, exercise, expect, is_missing, refuse, result_of
 from workshop_utils.lessons.checks.open_question import question
+from workshop_utils.training import spark
 
 ROWS = ((7, 0, 4), (0, 0, 1, 30, 2), (5,), (3, 3, 0, 3, 3, 3, 3))  # examples in each partition
 WEIGHTS = np.array([1.0, -2.0, 0.5])  # of the line
@@ -57,7 +57,7 @@ def gradient_in_a_tree(answer: tuple[Any, ...]) -> str:
             _compare_means(finish(_tree(sums, comb_op, seed)), sizes, how)
     uneven = (3, 0, 1, 8, 0, 0, 5, 2, 1)
     parts = [_examples(size, seed) for seed, size in enumerate(uneven)]
-    rows = local_session().sparkContext.parallelize(parts, len(parts)).flatMap(lambda part: part)
+    rows = spark.session().sparkContext.parallelize(parts, len(parts)).flatMap(lambda part: part)
     _compare_means(finish(rows.treeAggregate(zero, seq_op, comb_op, depth=2)), uneven, "on Spark")
     return "sums and counts may be added in any tree, here and on Spark; only at the end is there a division."
 
@@ -135,7 +135,7 @@ def _add(left: _Sum, right: _Sum) -> _Sum:
 @exercise
 def tree_sum(answer: Callable[[Any, Callable[[Any, Any], Any], int], Any]) -> str:
     """`answer(sums, add, groups)` adds an RDD with one sum in each partition, `groups` of which reach the driver."""
-    context = local_session().sparkContext
+    context = spark.session().sparkContext
     for partitions, groups in ((8, 3), (10, 4)):
         _Sum.arrived.clear()
         total = result_of(answer, context.parallelize(range(partitions), partitions).map(_part), _add, groups)
@@ -180,7 +180,7 @@ def ring_neighbour(answer: Callable[[Any, int], Any]) -> str:
             refuse(left, f"{where}: that is its left neighbour.")
             due = f"its right neighbour, task {right}, listens at {hosts[right]}:{ports[right]}"
             refuse((host, port) != (hosts[right], str(ports[right])), f"{where}; {due}.")
-    context = local_session().sparkContext
+    context = spark.session().sparkContext
     sums = context.parallelize(range(4), 4).barrier().mapPartitions(_ring_of(answer)).collect()
     refuse(
         sums != [6] * 4,

