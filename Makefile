@@ -31,9 +31,9 @@ setup: ## complete .venv: packages, and Horovod compiled for them
 packages: ## create .venv without Horovod: enough for JupyterLab
 	@$(PYTHON) -m workshop_utils.setup.bootstrap --without-horovod $(if $(filter packages,$(MAKECMDGOALS)),,--quiet)
 
-run: setup ## execute all lessons into build/, with a report (WORKERS=4 SIZE=small STRATEGIES=horovod,mpi BARE=1 NOTEBOOKS=...)
+run: setup ## execute all lessons into build/, with a report (WORKERS=4 SIZE=small NOTEBOOKS=...)
 	$(if $(SIZE),WORKSHOP_SIZE=$(SIZE)) $(BIN)/workshop run $(NOTEBOOKS) --output build \
-	  $(if $(WORKERS),-p workers=$(WORKERS)) $(if $(STRATEGIES),--strategies $(STRATEGIES)) $(if $(BARE),--bare)
+	  $(if $(WORKERS),-p workers=$(WORKERS))
 
 lab: packages ## open JupyterLab on your own copy of the lessons, my_lessons/; Horovod compiles meanwhile
 	@$(BIN)/workshop lab my_lessons

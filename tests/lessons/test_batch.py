@@ -1,7 +1,6 @@
 """Running lessons in batch: parameters, failures that stop nothing, and the report."""
 
 import base64
-from pathlib import Path
 
 import nbformat
 import pandas as pd
@@ -10,7 +9,6 @@ from bs4 import BeautifulSoup
 
 from workshop_utils.jobs import JobError
 from workshop_utils.lessons import batch, report
-from workshop_utils.scaling import experiment
 
 PNG = base64.b64encode(b"a picture").decode()
 
@@ -32,7 +30,7 @@ def test_a_failing_lesson_does_not_stop_the_next_and_the_exit_code_says_so(tmp_p
     bad = write_notebook(tmp_path / "00_bad.ipynb", parameters, broken)
     good = write_notebook(tmp_path / "01_good.ipynb", parameters, work)
     output = tmp_path / "build"
-    assert batch.run_lessons([bad, good], output, [], with_sweep=False) == 1
+    assert batch.run_lessons([bad, good], output, [], with_scale_model=False) == 1
     page = (output / "report.html").read_text()
     assert "this lesson is broken" in page
     assert "01_good" in page
@@ -51,7 +49,7 @@ def test_a_parameter_whose_default_depends_on_the_size_can_be_given_and_nothing_
         nbformat.v4.new_code_cell("print('all', epochs + unseen)"),
     )
     output = tmp_path / "build"
-    assert batch.run_lessons([notebook], output, ["epochs=7", "unseen=9"], with_sweep=False) == 0
+    assert batch.run_lessons([notebook], output, ["epochs=7", "unseen=9"], with_scale_model=False) == 0
     executed = nbformat.read(str(output / "00_long.ipynb"), as_version=4)
     assert any("all 16" in str(cell.get("outputs")) for cell in executed.cells)
     said = "".join(capfd.readouterr())
@@ -73,34 +71,6 @@ def test_the_report_links_to_a_page_of_each_lesson_whose_figures_are_described_i
     assert [image["alt"] for image in page.select("img")] == [words]
 
 
-def measurement(strategy, workers, samples_per_second, state="succeeded", reason=""):
-    return {
-        "strategy": strategy, "workers": workers, "network": "full speed", "state": state, "reason": reason,
-        "samples_per_second": samples_per_second, "accuracy": 0.97, "first_step_seconds": 1.0,
-    }  # fmt: skip
-
-
-def page_of(folder, *rows, **tables):
-    page = report.write_report(folder / "report.html", "All", runs=pd.DataFrame(rows), **tables)
-    return BeautifulSoup(page.read_text(), "html.parser")
-
-
-FAILED = measurement("mpi", 2, float("nan"), "failed", "rank 1 was killed")
-
-
-def test_the_report_shows_how_strategies_scaled_and_names_the_run_that_failed(tmp_path):
-    rows = measurement("torch_ddp", 1, 1000.0), measurement("torch_ddp", 2, 1500.0), FAILED
-    page = page_of(tmp_path, *rows)
-    assert "0.75" in page.text
-    assert "relative to the fastest strategy with the fewest" in page.text
-    cells = [[cell.text for cell in row.select("td")] for row in page.select(".scroll tbody tr")]
-    columns = [*zip(*cells, strict=True)]
-    assert columns[:2] == [("torch_ddp", "torch_ddp", "mpi"), ("1", "2", "2")]
-    assert all(any(column) for column in columns)
-    for sweep in (page, page_of(tmp_path, FAILED)):
-        assert "mpi with 2: rank 1 was killed" in sweep.text
-
-
 def scaled():
     """What `ScaleModel.measure` gives of two strategies."""
     rows = [
@@ -116,73 +86,46 @@ def scaled():
     return pd.DataFrame(rows)
 
 
-def test_the_report_begins_with_the_scale_model_and_calls_the_rest_bare_cores(tmp_path):
-    runs = [measurement("torch_ddp", workers, 1000.0) for workers in (1, 2)]
-    page = page_of(tmp_path, *runs, scaled=scaled())
+def test_the_report_begins_with_the_scale_model(tmp_path):
+    page = report.write_report(tmp_path / "report.html", "All", scaled=scaled())
+    page = BeautifulSoup(page.read_text(), "html.parser")
     (first,) = page.select("img")
     assert "VGG-16: 2 workers are worth 1.50 devices with a ring" in first["alt"]
     assert first.parent.find_next_sibling("p").find("b").text == "emulated device"
-    titles = [title.text for title in page.select("h2")]
-    assert len(titles) == 2
-    assert "bare cores" in titles[1]
-    plain = page_of(tmp_path, *runs)
-    assert "emulated" not in plain.text
-    assert [title.text for title in plain.select("h2")] == ["Measured"]
 
 
 @pytest.fixture
-def sweeps(monkeypatch, tmp_path):
-    """The numbers of workers that scale models and the sweep on bare cores were asked for; nothing is run."""
-    asked = {"scaled": [], "bare": []}
+def asked(monkeypatch, tmp_path):
+    """The numbers of workers that scale models were asked for; nothing is measured."""
+    counts = []
 
     def headline(store, workers):
-        asked["scaled"].append(workers)
+        counts.append(workers)
         return scaled()
 
-    def measure_all(settings, store):
-        asked["bare"].append({setting.job.workers for setting in settings})
-        return pd.DataFrame([measurement("torch_ddp", 1, 1000.0)])
-
     monkeypatch.setattr(batch.scale_model, "headline", headline)
-    monkeypatch.setattr(batch.experiment, "measure_all", measure_all)
-    monkeypatch.chdir(Path(__file__).parents[2])  # where jobs/ is
-    asked["notebook"] = write_notebook(tmp_path / "00_none.ipynb")
-    return asked
+    return counts
 
 
 @pytest.mark.parametrize(
-    ("size", "options", "scaled_workers", "bare_workers"),
-    [
-        ("normal", {}, [(1, 2, 4, 8, 16)], [{1, 2, 4}]),
-        ("small", {}, [(1, 2, 4)], [{1, 2, 4}]),
-        ("normal", {"bare": True}, [], [{1, 2, 4}]),
-        ("normal", {"with_sweep": False}, [], []),
-    ],
+    ("size", "with_scale_model", "counts"),
+    [("normal", True, [(1, 2, 4, 8, 16)]), ("small", True, [(1, 2, 4)]), ("normal", False, [])],
 )
-def test_a_scale_model_and_bare_cores_are_measured_unless_asked_otherwise(
-    sweeps, size, options, scaled_workers, bare_workers, monkeypatch, tmp_path
+def test_a_scale_model_is_measured_unless_asked_otherwise(
+    asked, size, with_scale_model, counts, monkeypatch, tmp_path
 ):
     monkeypatch.setenv("WORKSHOP_SIZE", size)
-    assert batch.run_lessons([sweeps["notebook"]], tmp_path, [], **{"with_sweep": True, **options}) == 0
-    assert sweeps["scaled"] == scaled_workers
-    assert sweeps["bare"] == bare_workers
-    assert ("emulated device" in (tmp_path / "report.html").read_text()) == bool(scaled_workers)
+    notebook = write_notebook(tmp_path / "00_none.ipynb")
+    assert batch.run_lessons([notebook], tmp_path, [], with_scale_model) == 0
+    assert asked == counts
+    assert ("emulated device" in (tmp_path / "report.html").read_text()) == with_scale_model
 
 
-def test_a_scale_model_that_cannot_be_measured_is_a_failure_beside_the_report(
-    sweeps, monkeypatch, tmp_path, capsys
-):
+def test_a_scale_model_that_cannot_be_measured_is_a_failure_beside_the_report(monkeypatch, tmp_path, capsys):
     def headline(store, workers):
         raise JobError("16 workers keep 30% of this machine busy")
 
     monkeypatch.setattr(batch.scale_model, "headline", headline)
-    assert batch.run_lessons([sweeps["notebook"]], tmp_path, [], with_sweep=True) == 1
+    assert batch.run_lessons([write_notebook(tmp_path / "00_none.ipynb")], tmp_path, [], True) == 1
     assert "16 workers keep 30% of this machine busy" in capsys.readouterr().out
-    assert "Measured" in (tmp_path / "report.html").read_text()
-
-
-def test_the_sweep_has_single_once_and_parameter_servers_from_two():
-    planned = [(job.strategy, job.workers) for job in experiment.mnist_jobs("jobs", (1, 2, 4))]
-    counts = {strategy: [count for name, count in planned if name == strategy] for strategy, _ in planned}
-    others = {name: [1, 2, 4] for name in ("horovod", "mpi", "multi_worker_mirrored", "torch_ddp")}
-    assert counts == {"single": [1], "parameter_server": [2, 4], **others}
+    assert "00_none" in (tmp_path / "report.html").read_text()

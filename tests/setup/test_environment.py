@@ -45,9 +45,8 @@ def test_the_dev_container_has_a_supported_python_and_sets_up():
 
 
 def test_make_run_passes_its_parameters_on():
-    parameters = ["WORKERS=4", "SIZE=small", "STRATEGIES=horovod,mpi", "NOTEBOOKS=a.ipynb"]
+    parameters = ["WORKERS=4", "SIZE=small", "NOTEBOOKS=a.ipynb"]
     commands = " ".join(commands_of("run", *parameters).split())
     assert "WORKSHOP_SIZE=small .venv/bin/workshop run a.ipynb --output build" in commands
     assert "-p workers=4" in commands
-    assert "--strategies horovod,mpi" in commands
     assert " -p " not in commands_of("run")

@@ -144,16 +144,14 @@ def run(
     parameter: Annotated[
         list[str] | None, typer.Option("--parameter", "-p", help=PAIRS.format("notebooks that have it"))
     ] = None,
-    sweep: Annotated[bool, typer.Option(help="Measure how the strategies scale.")] = True,
-    strategies: Annotated[str, typer.Option(help="Which, with commas between; all by default.")] = "",
-    bare: Annotated[
-        bool, typer.Option("--bare", help="Measure on bare cores alone, without a scale model.")
-    ] = False,
+    scale_model: Annotated[
+        bool, typer.Option(help="Measure how training scales on a scale model of a cluster.")
+    ] = True,
 ) -> None:
     """Execute notebooks in order and write one HTML report; the exit code says whether all succeeded."""
     from workshop_utils.lessons import batch
 
-    raise typer.Exit(batch.run_lessons(notebooks or [], output, parameter or [], sweep, strategies, bare))
+    raise typer.Exit(batch.run_lessons(notebooks or [], output, parameter or [], scale_model))
 
 
 @app.command()

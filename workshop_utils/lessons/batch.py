@@ -1,4 +1,4 @@
-"""Runs the lessons in batch: executes notebooks in order, measures how strategies scale, writes a report."""
+"""Runs the lessons in batch: executes notebooks in order, measures a scale model, writes a report."""
 
 from __future__ import annotations
 
@@ -17,15 +17,11 @@ import yaml
 from papermill.exceptions import PapermillExecutionError
 from tqdm import tqdm
 
-from workshop_utils.jobs import JobError, TrainingJob
+from workshop_utils.jobs import JobError
 from workshop_utils.lessons import report, selection
 from workshop_utils.scaling import experiment, scale_model
 
-JOBS = Path("jobs")
 CELL_TIMEOUT_SECONDS = 600
-SWEPT = (
-    "strategy", "workers", "network", "state", "reason", "samples_per_second", "first_step_seconds", "accuracy",
-)  # fmt: skip
 BAR = "{desc} {n}/{total} |{bar:30}| {elapsed}"
 # It warns about each line of parameters with two equals signs.
 logging.getLogger("papermill").setLevel(logging.ERROR)
@@ -45,9 +41,7 @@ def run_lessons(
     notebooks: Sequence[Path],
     output: Path,
     parameters: Sequence[str],
-    with_sweep: bool,
-    strategies: str = "",
-    bare: bool = False,
+    with_scale_model: bool,
 ) -> int:
     """Execute `notebooks` (all of `notebooks/` if empty) into `output` and write `report.html` there.
 
@@ -55,15 +49,13 @@ def run_lessons(
         notebooks: paths.
         output: a folder.
         parameters: NAME=VALUE; each notebook gets those that its parameters cell has.
-        with_sweep: whether to measure how training scales: on a scale model of a cluster, and on this machine's cores.
-        strategies: those to measure on cores, separated by commas; all by default.
-        bare: measure on cores alone.
+        with_scale_model: whether to measure how training scales on a scale model of a cluster.
 
     Returns:
-        The exit code: 0 if every notebook and every run of the sweep succeeded, otherwise 1.
+        The exit code: 0 if every notebook and the scale model succeeded, otherwise 1.
 
     Raises:
-        JobError: for a notebook that does not exist, a parameter that no notebook has, or an unknown strategy.
+        JobError: for a notebook that does not exist, or a parameter that no notebook has.
     """
     paths = selection.notebook_paths(notebooks)
     values = parsed(parameters)
@@ -72,7 +64,9 @@ def run_lessons(
     for name in values:  # papermill accepts any, so a misspelt one would have no effect
         if name not in names:
             raise JobError(f"parameter {name!r} is in none of the notebooks; they have {', '.join(names)}")
-    planned = _planned(values, [name for name in strategies.split(",") if name])
+    workers = values.get("workers", 1)
+    if not isinstance(workers, int) or workers < 1:
+        raise JobError(f"parameter 'workers' is {workers!r}; it must be a whole number of at least 1")
     output.mkdir(parents=True, exist_ok=True)
     executed = []
     bar = tqdm(paths, bar_format=BAR)
@@ -83,25 +77,17 @@ def run_lessons(
         mark = "FAILED" if lesson.error else "ok"
         bar.write(f"  {notebook.stem:<40} {mark:<7} {lesson.seconds:6.1f} s")
         executed.append(lesson)
-    measured = scaled = None
+    scaled = None
     failures = []
-    if with_sweep and not bare:
+    if with_scale_model:
+        counts = (1, 2, 4) if os.environ.get("WORKSHOP_SIZE") == "small" else (1, 2, 4, 8, 16)
         try:
-            scaled = scale_model.headline(
-                experiment.Store.default(), (1, 2, 4) if _is_small() else (1, 2, 4, 8, 16)
-            )
+            scaled = scale_model.headline(experiment.Store.default(), counts)
         except JobError as error:
             failures.append(f"scale model: {error}")
-    if with_sweep:
-        settings = [experiment.Setting(job) for job in planned]
-        measured = experiment.measure_all(settings, experiment.Store.default())[[*SWEPT]]
-    path = report.write_report(
-        output / "report.html", "The workshop, run through", executed, measured, scaled
-    )
+    path = report.write_report(output / "report.html", "The workshop, run through", executed, scaled)
     failures += [f"{lesson.notebook}: {lesson.error}" for lesson in executed if lesson.error]
     succeeded = sum(not lesson.error for lesson in executed)
-    if measured is not None:
-        failures += [f"sweep, {failure}" for failure in experiment.failures(measured)]
     for failure in failures:
         print(failure)
     seconds = sum(lesson.seconds for lesson in executed)
@@ -154,20 +140,3 @@ def execute(notebook: Path, target: Path, parameters: dict[str, Any]) -> Lesson:
         error = f"{type(failure).__name__}: {failure}"
     seconds = time.monotonic() - start
     return Lesson(notebook, seconds, error, selection.read_notebook(target if target.is_file() else notebook))
-
-
-def _is_small() -> bool:
-    return os.environ.get("WORKSHOP_SIZE") == "small"
-
-
-def _planned(values: dict[str, Any], strategies: Sequence[str]) -> list[TrainingJob]:
-    largest = values.get("workers", 4)
-    if not isinstance(largest, int) or largest < 1:
-        raise JobError(f"parameter 'workers' is {largest!r}; it must be a whole number of at least 1")
-    counts = [count for count in (1, 2, 4, 8, 16) if count < largest] + [largest]
-    jobs = experiment.mnist_jobs(JOBS, counts, epochs=1 if _is_small() else 5)
-    allowed = sorted({job.strategy for job in jobs})
-    for name in strategies:
-        if name not in allowed:
-            raise JobError(f"strategy is {name!r}; it must be one of {', '.join(allowed)}")
-    return [job for job in jobs if not strategies or job.strategy in strategies]

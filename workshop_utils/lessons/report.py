@@ -1,4 +1,4 @@
-"""HTML pages: a complete run of the workshop (lessons and their times), and how training scales."""
+"""The HTML page of a complete run of the workshop: how training scales, the lessons and their times."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from datetime import UTC, datetime
 from importlib.metadata import version
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import pandas as pd
 from jinja2 import Environment, PackageLoader, select_autoescape
@@ -17,27 +17,21 @@ from matplotlib.figure import Figure
 
 from workshop_utils.lessons.page import lesson_page
 from workshop_utils.plots import alternative, scaling, style
-from workshop_utils.scaling import experiment
 from workshop_utils.setup.machine import cores
 
 if TYPE_CHECKING:
     from workshop_utils.lessons.batch import Lesson
-
-# Of a table of runs.
-SHOWN = ("strategy", "workers", "samples_per_second", "efficiency", "first_step_seconds", "accuracy")
 
 
 def write_report(
     path: Path,
     title: str,
     lessons: Sequence[Lesson] = (),
-    runs: pd.DataFrame | None = None,
     scaled: pd.DataFrame | None = None,
 ) -> Path:
     """Write the page `path`, self-contained, and each executed lesson as HTML beside it.
 
-    With a table of `runs`, as of `scaling.experiment.measure_all`, the page shows how they scaled; with `scaled`, of
-    `scaling.scale_model.headline`, it begins with that.
+    With `scaled`, of `scaling.scale_model.headline`, the page begins with that.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
     style.use()
@@ -51,7 +45,6 @@ def write_report(
         title=title,
         lessons=lessons,
         total_seconds=sum(lesson.seconds for lesson in lessons),
-        runs=None if runs is None else _runs(runs),
         headline=None if scaled is None else _picture(scaling.throughput(scaled)),
         machine=f"{platform.system()} {platform.machine()}, {cores()} cores",
         versions=f"torch {version('torch')}, numpy {version('numpy')}",
@@ -59,20 +52,6 @@ def write_report(
     )
     path.write_text(page, encoding="utf-8")
     return path
-
-
-def _runs(runs: pd.DataFrame) -> dict[str, Any]:
-    """The table of measured trainings; a failed run has a row, too, which says what was tried."""
-    failed = runs[runs["state"] != "succeeded"]
-    rows = failed if len(failed) == len(runs) else pd.concat([experiment.summary(runs), failed])
-    rows = rows[[name for name in SHOWN if name in rows]].drop_duplicates().dropna(axis="columns", how="all")
-    rows = rows.rename(columns=lambda name: name.replace("_", " "))
-    table = rows.to_html(index=False, border=0, na_rep="", float_format=_number)
-    return {"table": Markup(table), "failures": experiment.failures(runs)}
-
-
-def _number(value: float) -> str:
-    return f"{value:,.0f}" if abs(value) >= 100 else f"{value:.3g}"
 
 
 def _picture(figure: Figure) -> Markup:

@@ -317,21 +317,6 @@ def failures(table: pd.DataFrame) -> list[str]:
     return [f"{row['strategy']} with {row['workers']}: {row['reason']}" for _, row in failed.iterrows()]
 
 
-def mnist_jobs(folder: str | Path, workers: Sequence[int], **arguments: Any) -> list[TrainingJob]:
-    """The job `mnist_STRATEGY` of each strategy in `folder`, with these `arguments`, for each number of workers."""
-    jobs = []
-    for path in sorted(Path(folder).glob("mnist_*/job.yaml")):
-        job = TrainingJob.load(path)
-        if path.parent.name != f"mnist_{job.strategy}":  # mnist_fsdp cuts another batch
-            continue
-        for count in workers:
-            candidate = job.replace(workers=count, arguments=arguments)
-            with contextlib.suppress(JobError):  # such as two workers of `single`
-                strategy_of(candidate)
-                jobs.append(candidate)
-    return jobs
-
-
 def short(network: Network) -> str:
     """As `Network.parse` reads it, in one word where it can be."""
     settings = network.model_dump(mode="json", exclude_defaults=True)
