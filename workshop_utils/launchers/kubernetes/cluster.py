@@ -27,7 +27,6 @@ from workshop_utils.launchers.kubernetes.manifest import Manifest
 POD_LABELS = {
     "trainer.kubeflow.org": "jobset.sigs.k8s.io/jobset-name",
     "batch": "batch.kubernetes.io/job-name",
-    "batch.volcano.sh": "volcano.sh/job-name",
 }
 OPERATORS_LABEL = "training.kubeflow.org/job-name"
 # What operators make between a job and its pods, by what they add to the job's name: a TrainJob's Job, an MPIJob's.

@@ -26,7 +26,6 @@ from workshop_utils.strategies import Addresses, strategy_of
 from workshop_utils.training import data
 
 FOLDERS = {name: f"/workshop/{name}" for name in ("job", "data", "model", "checkpoints")}
-LABELS = {"app.kubernetes.io/part-of": "distributed-training-workshop"}
 LARGEST_NBYTES = 1 << 20  # of a ConfigMap, all values together (Kubernetes, "ConfigMaps")
 # Behind /dev/shm: part of the pod's memory. A container's own has 64 MB, too little for NCCL and data loaders.
 SHARED_MEMORY = {"name": "shm", "emptyDir": {"medium": "Memory"}}
