@@ -112,18 +112,18 @@ def sandbox(root: Path, hidden: Iterable[Path]) -> tuple[str, ...]:
             words += ["--dir", str(parent)]
         words += [kind, str(path), str(path)]
     words += [*(AS_NOBODY if is_root else ()), *INNER]
+    program = (*words, sys.executable, "-c", f"import {__package__}")
     try:
-        tried = subprocess.run(
-            [*words, sys.executable, "-c", f"import {__package__}"], capture_output=True, text=True
-        )
-        why = tried.stderr.strip()
+        tried = subprocess.run(program, capture_output=True, text=True)
     except FileNotFoundError:
         why = "bwrap is not installed: apt-get install bubblewrap"
-    if why:
-        raise JobError(
-            f"there is no sandbox to grade in ({why}); `--no-sandbox` runs what was handed in with your rights"
-        )
-    return tuple(words)
+    else:
+        if tried.returncode == 0:
+            return tuple(words)
+        why = tried.stderr.strip() or f"Python ends in it with {tried.returncode}"
+    raise JobError(
+        f"there is no sandbox to grade in ({why}); `--no-sandbox` runs what was handed in with your rights"
+    )
 
 
 def grade_class(
