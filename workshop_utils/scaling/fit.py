@@ -3,8 +3,7 @@
     terms = path_terms(lambda size, nbytes, path: all_reduce_seconds("ring", size, nbytes, path))
     found = fit(terms, (workers, nbytes), seconds)
     print(found)                                        # latency and bandwidth, each with its interval
-    found.predict(1000, 100e6), found.interval(1000, 100e6)
-    path_of(found)                                      # for the other functions of `cost`
+    found.predict(1000, 100e6)                          # seconds
 
 A cost is a sum of terms, each a known function of what was varied, times a coefficient of at least 0. All closed forms
 of `cost` are of that kind: linear in α and 1/B. What is minimised are relative errors, as logarithms, for a time
@@ -71,13 +70,8 @@ class Fit:
 
     def predict(self, *varied: Numbers) -> Numbers:
         """Seconds for these values of what was varied, broadcast together."""
-        return plain(self._seconds(varied, self.coefficients))
-
-    def interval(self, *varied: Numbers) -> tuple[Numbers, Numbers]:
-        """Between which seconds the cost lies in 95 of 100 cases, by the bootstrap; NaN without draws."""
-        seconds = np.stack([self._seconds(varied, draw) for draw in self.draws])
-        low, high = np.quantile(seconds, QUANTILES, axis=0)
-        return plain(low), plain(high)
+        columns = np.broadcast_arrays(*(np.asarray(term.of(*varied), dtype=float) for term in self.terms))
+        return plain(np.tensordot(self.coefficients, np.stack(columns), axes=1))
 
     @property
     def estimates(self) -> dict[str, Estimate]:
@@ -90,10 +84,6 @@ class Fit:
             estimates[term.name] = Estimate(*map(float, numbers))
         return estimates
 
-    def __getitem__(self, name: str) -> float:
-        """The fitted number of that name. Raises KeyError for an unknown one."""
-        return self.estimates[name].value
-
     def __str__(self) -> str:
         lines = [f"{'':28} {'fitted':>12} {'95 % interval':>27}"]
         for term, (value, low, high) in zip(self.terms, self.estimates.values(), strict=True):
@@ -101,10 +91,6 @@ class Fit:
             lines.append(f"{term.name:28} {value:12.4g} {between:>27} {term.unit}")
         typical = 100 * float(np.median(np.abs(self.errors)))
         return "\n".join([*lines, f"{len(self.errors)} measurements, median error {typical:.1f} %"])
-
-    def _seconds(self, varied: Sequence[Numbers], coefficients: Array) -> Array:
-        columns = np.broadcast_arrays(*(np.asarray(term.of(*varied), dtype=float) for term in self.terms))
-        return np.tensordot(coefficients, np.stack(columns), axes=1)
 
 
 def fit(
@@ -181,11 +167,6 @@ def path_terms(cost: Callable[..., Numbers]) -> tuple[Term, Term]:
         Term("latency", "s", lambda *varied: cost(*varied, Link(1.0))),
         Term("bandwidth", "bytes/s", lambda *varied: cost(*varied, Link(0.0, 1.0)), inverse=True),
     )
-
-
-def path_of(found: Fit) -> Link:
-    """The path that a fit of `path_terms` has found."""
-    return Link(found["latency"], found["bandwidth"])
 
 
 def size_terms(pipeline_nbytes: float = PIPELINE_NBYTES) -> tuple[Term, ...]:
