@@ -2,7 +2,6 @@
 
 import json
 import math
-import re
 from itertools import accumulate
 
 import pytest
@@ -14,7 +13,6 @@ from workshop_utils.jobs import JobError
 from workshop_utils.network import availability, devices
 from workshop_utils.network.devices import MOST_HOST_SHARE
 from workshop_utils.scaling import experiment, scale_model
-from workshop_utils.scaling.catalogue import CatalogueError
 from workshop_utils.scaling.experiment import Store
 from workshop_utils.scaling.layers import MODELS, layers
 from workshop_utils.scaling.scale_model import STRATEGIES, ScaleModel
@@ -108,21 +106,6 @@ def test_what_nobody_published_is_estimated_from_another_device_or_from_the_peak
         JobError, match="how fast one A100 40 GB trains it is not known here: take bert-base or gpt-1b"
     ):
         ScaleModel.of("p4d.24xlarge", "resnet50")
-
-
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        (("p3.2xlrge", "vgg16"), "cluster is 'p3.2xlrge'; did you mean p3.2xlarge?"),
-        (("p3.2xlarge", "vgg-16"), "model is 'vgg-16'; did you mean vgg16?"),
-        (("p3.2xlarge", "vgg16", "mpi"), "a scale model has ring, workshop_parameter_server"),
-        (("p3.2xlarge", "vgg16", "ring", 0), "batch is 0; it must be at least 1"),
-        (("p3.2xlarge", "vgg16", "ring", None, 0), "faster_link is 0; it must be from 0.001 to a million"),
-    ],
-)
-def test_a_mistake_is_answered_with_what_would_be_right(arguments, message):
-    with pytest.raises((JobError, CatalogueError), match=re.escape(message)):
-        ScaleModel.of(*arguments)
 
 
 # What is emulated

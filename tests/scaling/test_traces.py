@@ -192,13 +192,11 @@ def test_merged_ranks_are_processes_with_one_clock_and_arrows_of_their_own(tmp_p
 NO_TRACE = r"trace-rank-0000\.json\.gz is cut short, or is not a trace that training\.profiler"
 
 
-@pytest.mark.parametrize(
-    "content", [gzip.compress(b"{}")[:-4], gzip.compress(b"[1, 2]"), gzip.compress(b"{}")]
-)
-def test_a_file_that_is_no_trace_is_named(tmp_path, content):
-    (tmp_path / "trace-rank-0000.json.gz").write_bytes(content)
-    with pytest.raises(TraceError, match=NO_TRACE):
-        read_traces(tmp_path)
+def test_a_file_that_is_no_trace_is_named(tmp_path):
+    for content in (gzip.compress(b"{}")[:-4], gzip.compress(b"[1, 2]"), gzip.compress(b"{}")):
+        (tmp_path / "trace-rank-0000.json.gz").write_bytes(content)
+        with pytest.raises(TraceError, match=NO_TRACE):
+            read_traces(tmp_path)
 
 
 @pytest.mark.parametrize(
@@ -255,8 +253,7 @@ def test_two_ranks_of_ddp_leave_traces_that_agree_about_clock_bytes_and_the_time
     assert (table["communication_ms"] < table["step_ms"]).all()
     if network:
         # Of two ranks each sends 2 · (2 − 1)/2 of the array: 407 kB, in 65 ms. Waiting for the other rank comes on top.
-        ratio = table["communication_ms"].median() / (4 * PARAMETERS * 8 / 50e6 * 1000)
-        assert 0.9 < ratio < 2
+        assert table["communication_ms"].median() > 0.9 * 4 * PARAMETERS * 8 / 50e6 * 1000
     merged = [each for each in merge(traces)["traceEvents"] if each.get("cat") == "communication"]
     reduced = [each for each in merged if each["name"] == "all_reduce 407 kB"]
     assert len(reduced) == 5 * 2
