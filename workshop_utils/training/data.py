@@ -17,7 +17,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING
 
-from workshop_utils import place
+from workshop_utils import idx
 from workshop_utils.jobs.cache import cache_folder
 
 if TYPE_CHECKING:
@@ -97,8 +97,8 @@ class Arrays:
 
 
 def arrays(folder: Path) -> Arrays:
-    """The data in `folder`, as `prepare` returns it, as NumPy arrays. Raises as `place.load` does."""
-    train, test = (place.load(split, folder) for split in ("train", "test"))
+    """The data in `folder`, as `prepare` returns it, as NumPy arrays. Raises as `idx.load` does."""
+    train, test = (idx.load(folder, split) for split in ("train", "test"))
     return Arrays(*train.arrays(), *test.arrays(), train.height, train.width)
 
 
@@ -133,7 +133,7 @@ def _check_contents(source: str, folder: Path) -> None:
     sizes = {}
     for split in ("train", "test"):
         try:
-            examples = place.load(split, folder)
+            examples = idx.load(folder, split)
         except FileNotFoundError as error:
             missing = ", ".join(name for name in FILES if not [*folder.glob(f"{name}*")])
             reason = f"{missing} not found (plain or .gz); all of {', '.join(FILES)} are needed"
