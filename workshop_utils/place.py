@@ -369,5 +369,5 @@ def load(split: str = "train", folder: Path | None = None) -> idx.Examples:
     try:
         return idx.load(folder or here().data_folder, split)
     except FileNotFoundError as error:
-        where = "SM_CHANNEL_TRAINING or WORKSHOP_DATA says where the data is"
+        where = "SM_CHANNEL_TRAINING or WORKSHOP_DATA says where the data is; a job names it in `data`"
         raise FileNotFoundError(f"{error} ({where})") from None
