@@ -1,12 +1,17 @@
-"""The components of the BERT job, through the real `torchx`: what it would send to a cluster, and a run here."""
+"""The BERT job on Trainium, as far as it can be tried without: what `torchx` would send, runs here, and its graphs."""
 
 import _thread
 import json
 import re
+import runpy
+import sys
 import threading
 from pathlib import Path
 
+import numpy as np
 import pytest
+import torch
+import torch.distributed as dist
 import yaml
 
 from workshop_utils.launchers.kubernetes import check
@@ -127,3 +132,27 @@ def test_an_interrupted_run_leaves_no_process(script, tmp_path, watch, nothing_i
     with pytest.raises(KeyboardInterrupt):
         torchx(f"{script} 7 1000", tmp_path)
     thread.join()
+
+
+def test_a_graph_holds_one_forward_pass_however_many_are_accumulated(tmp_path, monkeypatch):
+    monkeypatch.setattr(sys, "argv", ["train.py", "--layers=1", "--hidden=8", "--sequence=8", "--steps=2",
+                                      "--batch-size=1", "--grad-accumulation=4"])  # fmt: skip
+    script = runpy.run_path(str(JOB / "train.py"))
+    given = script["options"]()
+    dist.init_process_group("gloo", store=dist.FileStore(str(tmp_path / "store"), 1), rank=0, world_size=1)
+    try:
+        training = script["Training"](300, 0, torch.device("cpu"), given)
+        passes, graphs = [], []
+        training.model.register_forward_hook(lambda *_: passes.append(1))
+
+        def mark():
+            graphs.append(len(passes))
+            passes.clear()
+
+        rows = np.full((3, given.sequence - 2), 7, np.int32)
+        script["train"](training, rows, mark, given, None)
+    finally:
+        dist.destroy_process_group()
+    # Four forward passes, each in a graph of its own, then the optimizer's step; and so in both steps.
+    assert graphs == [1, 1, 1, 1, 0] * 2
+    assert not passes

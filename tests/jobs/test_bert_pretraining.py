@@ -1,12 +1,10 @@
 """The BERT job: any number of ranks takes the same steps, a restarted run too, and what cannot be is said at once."""
 
 import runpy
-import sys
 
 import numpy as np
 import pytest
 import torch
-import torch.distributed as dist
 from launching import JOBS, launched
 
 from workshop_utils.launchers.local import warm
@@ -102,27 +100,3 @@ def test_what_is_hidden_is_as_in_the_paper():
     seen = tokens[:, 1:-1][chosen]
     assert (seen == MASK).mean() == pytest.approx(0.8, abs=0.02)
     assert (seen == rows[chosen]).mean() == pytest.approx(0.1, abs=0.02)
-
-
-def test_a_graph_holds_one_forward_pass_however_many_are_accumulated(tmp_path, monkeypatch):
-    monkeypatch.setattr(sys, "argv", ["train.py", "--layers=1", "--hidden=8", "--sequence=8", "--steps=2",
-                                      "--batch-size=1", "--grad-accumulation=4"])  # fmt: skip
-    script = runpy.run_path(str(JOB / "train.py"))
-    given = script["options"]()
-    dist.init_process_group("gloo", store=dist.FileStore(str(tmp_path / "store"), 1), rank=0, world_size=1)
-    try:
-        training = script["Training"](300, 0, torch.device("cpu"), given)
-        passes, graphs = [], []
-        training.model.register_forward_hook(lambda *_: passes.append(1))
-
-        def mark():
-            graphs.append(len(passes))
-            passes.clear()
-
-        rows = np.full((3, given.sequence - 2), 7, np.int32)
-        script["train"](training, rows, mark, given, None)
-    finally:
-        dist.destroy_process_group()
-    # Four forward passes, each in a graph of its own, then the optimizer's step; and so in both steps.
-    assert graphs == [1, 1, 1, 1, 0] * 2
-    assert not passes
