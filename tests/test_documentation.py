@@ -111,7 +111,7 @@ def test_the_tables_of_launching_have_all_places_and_all_strategies():
     strategies = LAUNCHING[LAUNCHING.index("| strategy |") : LAUNCHING.index("## Where a step")]
     shown = {}
     for row in strategies.splitlines()[2:]:
-        cells = [re.findall(r"`([\w/]+)`", cell) for cell in row.split("|")]
+        cells = [re.findall(r"`([\w/.]+)`", cell) for cell in row.split("|")]
         if len(cells) > 3:
             shown |= dict(zip(cells[1], cells[3], strict=True))
     assert set(shown) == set(jobs.StrategyName.__args__)

@@ -1,9 +1,21 @@
-"""Train a small network on handwritten digits with DistributedDataParallel: gradients are averaged as they appear.
+"""Train a small network on handwritten digits with PyTorch, by one worker or many.
 
-Each worker has a GPU, and NCCL joins them; where there are none, they are on CPUs, and gloo joins them. The images are
-scikit-learn's digits, which need no download; `data: mnist` is the real thing. With a folder for checkpoints that all
-machines share, a run that was killed goes on where its last checkpoint was, and ends with the weights of a run that was
-not: on CPUs bit by bit. It needs as many workers as before, since they share out the batch.
+`--parallel` says how the workers' gradients meet; all three take the very same steps:
+
+- `naive`: one by one, after the backward pass;
+- `ddp`: DistributedDataParallel puts them into buckets and averages each as soon as it is full (`job.yaml`);
+- `fsdp`: FSDP2, where parameters, gradients and the optimizer's moments are split among the workers, too. A layer's
+  parameters are gathered just before it needs them, and let go of afterwards (`fsdp.yaml`).
+
+One worker needs no launcher (`single.yaml`). Each worker has a GPU, and NCCL joins them; where there are none, they are
+on CPUs, and gloo joins them. The images are scikit-learn's digits, which need no download; `data: mnist` is the real
+thing.
+
+With a folder for checkpoints, which the first worker alone has to reach, a run that was killed goes on where its last
+checkpoint was. It ends with the weights of a run that was not killed: on CPUs bit by bit. With AdamW any number of
+workers may go on, as long as the batch of all together is what it was; the weights are then the same up to rounding. A
+checkpoint is one file. A model that is too large for the first worker's memory is saved in parts instead, by
+`torch.distributed.checkpoint`.
 """
 
 import argparse
@@ -15,8 +27,8 @@ import sys
 import time
 import zlib
 from collections.abc import Iterator
-from contextlib import nullcontext
 from pathlib import Path
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -25,6 +37,14 @@ import torch.distributed as dist
 # for their arguments: the group's threads would outlive it, and abort a process that ends before they do.
 import torch.distributed.nn
 from torch import Tensor, nn
+from torch.distributed.checkpoint.state_dict import (
+    StateDictOptions,
+    get_model_state_dict,
+    get_state_dict,
+    set_state_dict,
+)
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 from torch.nn.functional import cross_entropy
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader, TensorDataset
@@ -35,20 +55,30 @@ from workshop_utils.training import checkpoints
 from workshop_utils.training.profiler import profile
 from workshop_utils.training.tcp_bytes import count_bytes
 
+# Options that change no step.
+TECHNICAL = {"parallel", "bucket_bytes", "checkpoint_steps", "profile_steps", "loader_workers"}
+# What FSDP has split comes together on rank 0, in its CPU's memory.
+WHOLE = StateDictOptions(full_state_dict=True, cpu_offload=True)
+
 
 def options() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, allow_abbrev=False)
+    parser.add_argument("--parallel", choices=["naive", "ddp", "fsdp"], default="ddp")
     parser.add_argument("--epochs", type=int, default=20)
     parser.add_argument("--batch-size", type=int, default=32, help="images a worker takes in one step")
     parser.add_argument("--accumulate", type=int, default=1, help="forward passes that share a batch")
-    parser.add_argument("--learning-rate", type=float, default=0.05, help="of one worker; N take N times it")
+    parser.add_argument("--optimizer", choices=["sgd", "adamw"], default="sgd")
+    parser.add_argument(
+        "--learning-rate", type=float, default=0.05, help="with SGD, N workers take N times it"
+    )
     parser.add_argument("--warmup", type=float, default=0.05, help="part of all steps in which it rises")
-    parser.add_argument("--momentum", type=float, default=0.9)
+    parser.add_argument("--momentum", type=float, default=0.9, help="of SGD")
     parser.add_argument("--clip-norm", type=float, default=0.0, help="limit of the gradient's norm; 0: none")
     parser.add_argument("--hidden", type=int, default=128, help="units in the hidden layer")
     parser.add_argument("--dropout", type=float, default=0.0, help="fraction of these that each step drops")
     parser.add_argument("--dtype", choices=["auto", "float32", "bfloat16"], default="auto",
                         help="of matrix products; auto: bfloat16 on a GPU that has it")  # fmt: skip
+    parser.add_argument("--bucket-bytes", type=int, default=0, help="of DDP's buckets; 0: PyTorch's own size")
     parser.add_argument("--checkpoint-steps", type=int, default=100, help="between two checkpoints")
     parser.add_argument("--profile-steps", type=int, default=0, help="steps in a trace; 0: no trace")
     parser.add_argument("--loader-workers", type=int, default=0, help="processes that load images")
@@ -71,12 +101,23 @@ def options() -> argparse.Namespace:
 
 
 class Share(DistributedSampler):
-    """A worker's share of each epoch, which can start at index `start`: a resumed epoch skips what was used."""
+    """A worker's share of each epoch, which can start at index `start`: a resumed epoch skips what was used.
+
+    Worker r of N takes every N-th image from the r-th on. So a step's batch is the same images for any N.
+    """
 
     start = 0
 
     def __iter__(self) -> Iterator[int]:
         return itertools.islice(super().__iter__(), self.start, None)
+
+
+def average_gradients(model: nn.Module) -> None:
+    """Naive data parallelism: one all-reduce for each parameter, and nothing else happens meanwhile."""
+    for parameter in model.parameters():
+        assert parameter.grad is not None
+        dist.all_reduce(parameter.grad)
+        parameter.grad /= dist.get_world_size()
 
 
 class Training:
@@ -85,49 +126,76 @@ class Training:
     def __init__(
         self, data: TensorDataset, total: int, device: torch.device, given: argparse.Namespace
     ) -> None:
-        pixels = data.tensors[0].shape[1]
-        size = dist.get_world_size()
-        torch.manual_seed(given.seed)
-        hidden, dropout = given.hidden, nn.Dropout(given.dropout)
-        layers = (nn.Linear(pixels, hidden), nn.ReLU(), dropout, nn.Linear(hidden, 10))
-        self.model = nn.Sequential(*layers).to(device)
-        torch.manual_seed(given.seed + dist.get_rank())  # from here on each worker drops other units
-        self.parallel = DistributedDataParallel(self.model)
-        self.optimizer = torch.optim.SGD(self.model.parameters(), given.learning_rate, given.momentum)
-
-        def rate(step: int) -> float:
-            # N workers make the batch N times as large and the steps N times fewer, so each may be N times as long,
-            # once it has risen to that step by step (Goyal et al. 2017, sections 2.1 and 2.2). From there it falls to
-            # 0, as half a cosine (Loshchilov and Hutter 2017, equation 5).
-            rises = min(1.0, step / (given.warmup * total)) if given.warmup else 1.0
-            return (1 + (size - 1) * rises) * 0.5 * (1 + math.cos(math.pi * step / total))
-
-        self.scheduler = torch.optim.lr_scheduler.LambdaLR(self.optimizer, rate)
+        rank, size, pixels = dist.get_rank(), dist.get_world_size(), data.tensors[0].shape[1]
         self.device, self.given, self.step = device, given, 0
         has_bfloat16 = device.type == "cuda" and torch.cuda.is_bf16_supported(including_emulation=False)
         self.is_low = given.dtype == "bfloat16" or (given.dtype == "auto" and has_bfloat16)
+        torch.manual_seed(given.seed)  # the same weights on every worker
+        hidden, dropout = given.hidden, nn.Dropout(given.dropout)
+        layers = (nn.Linear(pixels, hidden), nn.ReLU(), dropout, nn.Linear(hidden, 10))
+        self.model: Any = nn.Sequential(*layers).to(device)
+        torch.manual_seed(given.seed + rank)  # from here on each worker drops other units
+
+        self.parallel: Any = self.model
+        if given.parallel == "ddp":
+            self.parallel = DistributedDataParallel(
+                self.model, bucket_cap_mb=given.bucket_bytes / 2**20 or None
+            )
+        elif given.parallel == "fsdp":
+            # The weights that are kept are float32; in bfloat16 they travel and layers compute.
+            policy = MixedPrecisionPolicy(torch.bfloat16 if self.is_low else None, reduce_dtype=torch.float32)
+            mesh = init_device_mesh(device.type, (size,))
+            for module in (layers[0], layers[3], self.model):  # each gathered, and let go of, by itself
+                fully_shard(module, mesh=mesh, mp_policy=policy)
+        if given.optimizer == "sgd":
+            self.optimizer: Any = torch.optim.SGD(
+                self.model.parameters(), given.learning_rate, given.momentum
+            )
+        else:
+            self.optimizer = torch.optim.AdamW(self.model.parameters(), given.learning_rate)
+
+        # With SGD, N workers make the batch N times as large and the steps N times fewer, so each may be N times as
+        # long, once it has risen to that step by step (Goyal et al. 2017, sections 2.1 and 2.2). The length of AdamW's
+        # steps does not depend on the batch; they rise from nothing. From there both fall to 0, as half a cosine
+        # (Loshchilov and Hutter 2017, equation 5).
+        begin, end = (1, size) if given.optimizer == "sgd" else (0, 1)
+
+        def rate(step: int) -> float:
+            rises = min(1.0, step / (given.warmup * total)) if given.warmup else 1.0
+            return (begin + (end - begin) * rises) * 0.5 * (1 + math.cos(math.pi * step / total))
+
+        self.scheduler = torch.optim.lr_scheduler.LambdaLR(self.optimizer, rate)
         # A checkpoint belongs to another run if its next step would differ.
-        technical = ("checkpoint_steps", "profile_steps", "loader_workers")
-        own = {name.replace("_", "-"): value for name, value in vars(given).items() if name not in technical}
+        own = {name.replace("_", "-"): value for name, value in vars(given).items() if name not in TECHNICAL}
         checksum = 0
         for tensor in data.tensors:
             checksum = zlib.crc32(tensor.numpy().tobytes(), checksum)
         self.settings = {**own, "dtype": "bfloat16" if self.is_low else "float32", "images": len(data)}
-        self.settings |= {"pixels": pixels, "data": checksum, "workers": size}
+        self.settings |= {"pixels": pixels, "data": checksum}
+        if given.optimizer == "sgd":
+            self.settings["workers"] = size
+        else:
+            self.settings["batch-size"] = given.batch_size * size
 
     def take_step(self, parts: Iterator[tuple[Tensor, Tensor]]) -> Tensor:
         """Update the model with the mean gradient of a batch in equal parts; returns the loss, not waiting for it."""
-        total = torch.zeros((), device=self.device)
-        for part in range(1, self.given.accumulate + 1):
+        given, total = self.given, torch.zeros((), device=self.device)
+        for part in range(1, given.accumulate + 1):
             images, labels = (tensor.to(self.device, non_blocking=True) for tensor in next(parts))
             # Gradients add up on their worker; those of the last part set off, and come back as the workers' mean.
-            with nullcontext() if part == self.given.accumulate else self.parallel.no_sync():
-                with torch.autocast(self.device.type, torch.bfloat16, enabled=self.is_low):
-                    loss = cross_entropy(self.parallel(images), labels) / self.given.accumulate
-                loss.backward()
+            if given.parallel == "ddp":
+                self.parallel.require_backward_grad_sync = part == given.accumulate  # as `no_sync()` does
+            elif given.parallel == "fsdp":
+                self.parallel.set_requires_gradient_sync(part == given.accumulate)
+            autocasts = self.is_low and given.parallel != "fsdp"  # which has its own policy
+            with torch.autocast(self.device.type, torch.bfloat16, enabled=autocasts):
+                loss = cross_entropy(self.parallel(images).float(), labels) / given.accumulate
+            loss.backward()
             total += loss.detach()
-        if self.given.clip_norm:
-            nn.utils.clip_grad_norm_(self.model.parameters(), self.given.clip_norm)
+        if given.parallel == "naive":
+            average_gradients(self.model)
+        if given.clip_norm:
+            nn.utils.clip_grad_norm_(self.model.parameters(), given.clip_norm)
         self.optimizer.step()
         self.optimizer.zero_grad()
         self.scheduler.step()
@@ -136,69 +204,78 @@ class Training:
 
     def save(self, folder: Path) -> None:
         """Write a checkpoint; all workers call this, and the first one writes."""
-        state = {name: getattr(self, name).state_dict() for name in ("model", "optimizer", "scheduler")}
-        state["random"] = gathered(torch.get_rng_state(), self.device)
+        model, optimizer = get_state_dict(self.model, self.optimizer, options=WHOLE)
+        random = [torch.get_rng_state()]
         if self.device.type == "cuda":
-            state["random-cuda"] = gathered(torch.cuda.get_rng_state(self.device), self.device)
+            random.append(torch.cuda.get_rng_state(self.device))
+        everyones: Any = [None] * dist.get_world_size() if dist.get_rank() == 0 else None
+        dist.gather_object(random, everyones)
         if dist.get_rank() == 0:
+            state = {"model": model, "optimizer": optimizer, "scheduler": self.scheduler.state_dict()}
             buffer = io.BytesIO()
-            torch.save(state, buffer)
+            torch.save({**state, "step": self.step, "random": everyones}, buffer)
             checkpoints.write(folder, self.step, buffer.getvalue(), self.settings)
         dist.barrier()  # all wait here for the first, not in the next step, whose time is measured
 
     def resume(self, folder: Path) -> None:
-        """Go on from the newest whole checkpoint, if there is one: the first worker finds it, and all read it."""
-        try:
-            found = None
-            if dist.get_rank() == 0:
+        """Go on from the newest whole checkpoint, if there is one: the first worker reads it, and sends it to all."""
+        content: list[Any] = [None]
+        if dist.get_rank() == 0:
+            try:
                 checkpoints.make_folder(folder)  # fails now, not at the first checkpoint
                 found = checkpoints.newest(folder, self.settings)
-        except (OSError, checkpoints.OtherRun) as error:
-            sys.exit(f"cannot resume: {error}")
-        step = torch.tensor(found.step if found else 0, device=self.device)
-        dist.broadcast(step, src=0)
-        self.step = int(step)
-        if not self.step:
+            except (OSError, checkpoints.OtherRun) as error:
+                sys.exit(f"cannot resume: {error}")
+            content = [found.content if found else None]
+        dist.broadcast_object_list(content)
+        if content[0] is None:
             return
-        try:
-            found = found or checkpoints.read(checkpoints.path_of(folder, self.step))
-        except (OSError, checkpoints.CheckpointDamaged) as error:
-            sys.exit(
-                f"cannot resume: {error}; every machine needs the folder that the first worker writes to"
-            )
-        # After its first backward pass DDP lays out its buckets in the order in which gradients came, and so adds them
-        # up in another order. An uninterrupted run has already done that.
-        pixels = next(self.model.parameters()).shape[1]
-        self.parallel(torch.zeros(1, pixels, device=self.device)).sum().backward()
-        self.optimizer.zero_grad()
-        state = torch.load(io.BytesIO(found.content), map_location="cpu", weights_only=True)
-        for name in ("model", "optimizer", "scheduler"):
-            getattr(self, name).load_state_dict(state[name])
-        # A copy of the row: PyTorch 2.13 crashes on a state that begins inside another tensor.
-        torch.set_rng_state(state["random"][dist.get_rank()].clone())
-        if self.device.type == "cuda" and "random-cuda" in state:
-            torch.cuda.set_rng_state(state["random-cuda"][dist.get_rank()].clone(), self.device)
+        if self.given.parallel == "ddp":
+            # After its first backward pass DDP lays out its buckets in the order in which gradients came, and so adds
+            # them up in another order. An uninterrupted run has already done that.
+            pixels = self.settings["pixels"]
+            self.parallel(torch.zeros(1, pixels, device=self.device)).sum().backward()
+            self.optimizer.zero_grad()
+        state = torch.load(io.BytesIO(content[0]), map_location="cpu", weights_only=True)
+        set_state_dict(
+            self.model,
+            self.optimizer,
+            model_state_dict=state["model"],
+            optim_state_dict=state["optimizer"],
+            options=WHOLE,
+        )
+        self.scheduler.load_state_dict(state["scheduler"])
+        self.step = state["step"]
+        if dist.get_rank() < len(state["random"]):
+            cpu, *gpu = state["random"][dist.get_rank()]
+            torch.set_rng_state(cpu)
+            if gpu and self.device.type == "cuda":
+                torch.cuda.set_rng_state(gpu[0], self.device)
         if dist.get_rank() == 0:
             print(f"resumed after step {self.step}")
 
 
-def gathered(state: Tensor, device: torch.device) -> Tensor:
-    """The random states of all workers, one a row, where the process that writes them has them."""
-    rows = [torch.empty_like(state, device=device) for _ in range(dist.get_world_size())]
-    dist.all_gather(rows, state.to(device))
-    return torch.stack(rows).cpu()
+def join(here: place.Place) -> torch.device:
+    """Meet the other workers; returns the device of this one."""
+    device, store = torch.device(here.device), None
+    if device.type == "cuda":
+        torch.cuda.set_device(device)
+    if not {"MASTER_ADDR", "MASTER_PORT"} <= os.environ.keys():
+        if here.world_size > 1:
+            sys.exit(
+                "MASTER_ADDR or MASTER_PORT is not set; start this with torchrun, or with `workshop launch`"
+            )
+        store = dist.HashStore()  # in this process: one worker meets nobody
+    own = device if device.type == "cuda" else None
+    dist.init_process_group(
+        here.backend, store=store, rank=here.rank or 0, world_size=here.world_size, device_id=own
+    )
+    return device
 
 
 def main() -> None:
-    given = options()
-    here = place.here()
-    if not {"MASTER_ADDR", "MASTER_PORT"} <= os.environ.keys():
-        sys.exit("MASTER_ADDR or MASTER_PORT is not set; start this with torchrun, or with `workshop launch`")
-    device = torch.device(here.device)
-    if device.type == "cuda":
-        torch.cuda.set_device(device)
-    own = device if device.type == "cuda" else None
-    dist.init_process_group(here.backend, rank=here.rank or 0, world_size=here.world_size, device_id=own)
+    given, here = options(), place.here()
+    device = join(here)
     rank, size = dist.get_rank(), dist.get_world_size()
     train, test = (TensorDataset(*place.load(split).tensors()) for split in ("train", "test"))
     share = len(train) // size  # equal shares, since every step needs every worker
@@ -230,7 +307,7 @@ def main() -> None:
             draws.manual_seed((given.seed + epoch) * size + rank)
             batches = iter(loader)
             training.model.train()
-            # By the kernel: gradients, what gloo adds to them, and random states where they are saved.
+            # By the kernel: gradients, what gloo adds to them, and checkpoints.
             with count_bytes() as counted:
                 while training.step < (epoch + 1) * steps:
                     loss = training.take_step(batches)
@@ -238,7 +315,7 @@ def main() -> None:
                     samples += given.batch_size
                     if (
                         training.step == begun + 1
-                    ):  # which is the time of starting up: the clock starts after it
+                    ):  # its time is that of starting up: the clock starts after it
                         is_on = str(next(training.model.parameters()).device)
                         place.report(training.step, loss=loss.item(), epoch=epoch + 1, device=is_on)
                         samples, since = 0, time.perf_counter()
@@ -268,9 +345,10 @@ def main() -> None:
                 place.report(training.step, accuracy=correct.item() / len(test), epoch=epoch + 1)
             since += time.perf_counter() - paused
 
+    whole = get_model_state_dict(training.model, options=WHOLE)
     if rank == 0:
         here.model_folder.mkdir(parents=True, exist_ok=True)
-        torch.save(training.model.state_dict(), here.model_folder / "model.pt")
+        torch.save(whole, here.model_folder / "model.pt")
     # Gloo's threads may still hold `correct`, and need Python's lock to let go of it. Once all have met again they
     # are done; otherwise a rank now and then aborts as it leaves, or hangs where DDP is the group's last holder.
     dist.barrier()

@@ -1,6 +1,6 @@
 """Run a training script, and note in a file when this process reports for the first time.
 
-    python first_step.py --moments FOLDER --script jobs/mnist_mpi/train.py --epochs 1
+    python first_step.py --moments FOLDER --script jobs/mnist_torch_ddp/train.py --epochs 1
 
 Run in the script's place, by any launcher. Besides `place` it needs the standard library alone.
 """

@@ -67,7 +67,7 @@ def checkout(tmp_path, monkeypatch):
         *lessons,
         "docs/glossary.md",
         "docs/setup.md",
-        "jobs/mnist_single",
+        "jobs/mnist_torch_ddp",
         "images/00_whole_idea.svg",
     ):
         source, target = ROOT / name, tmp_path / name
@@ -223,10 +223,10 @@ def test_a_release_has_an_edition_for_learners_and_one_for_instructors(checkout)
 
 @pytest.mark.parametrize("lessons", [(), (OTHER,)])
 def test_each_edition_has_the_lessons_that_are_named_and_what_they_name(checkout, lessons):
-    (checkout / "jobs/mnist_single/__pycache__").mkdir(exist_ok=True)
+    (checkout / "jobs/mnist_torch_ddp/__pycache__").mkdir(exist_ok=True)
     for edition in release(*(f"notebooks/{name}" for name in lessons)):
         assert {path.name for path in (edition / "notebooks").iterdir()} == set(lessons or (LESSON, OTHER))
-        assert (edition / "jobs/mnist_single/train.py").is_file()
+        assert (edition / "jobs/mnist_torch_ddp/train.py").is_file()
         assert (edition / "images/00_whole_idea.svg").is_file()
         assert (edition / "docs/setup.md").is_file()
         assert not list(edition.rglob("__pycache__"))

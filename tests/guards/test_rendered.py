@@ -22,13 +22,16 @@ from adapter import ROOT, workshop
 from normalised import rendering, without_accidents
 
 HERE = Path(__file__).with_name("rendered")
-JOBS = [path.parent.name for path in sorted((ROOT / "jobs").glob("*/job.yaml"))]
-STRATEGIES = {
-    name: yaml.safe_load((ROOT / "jobs" / name / "job.yaml").read_text()).get("strategy", "single")
-    for name in JOBS
+# Each job.yaml by its folder, each description of another variant of its script by its file.
+DESCRIPTIONS = {
+    str(path.relative_to(ROOT / "jobs")).removesuffix("/job.yaml"): yaml.safe_load(path.read_text())
+    for path in sorted((ROOT / "jobs").glob("*/*.yaml"))
+    if path.name != "kubernetes.yaml" and (path.name == "job.yaml" or path.parent.name != "bert_pretraining")
 }
+STRATEGIES = {name: description.get("strategy", "single") for name, description in DESCRIPTIONS.items()}
+JOBS = list(STRATEGIES)
 FIRST = {strategy: name for name, strategy in reversed(STRATEGIES.items())}  # job of each strategy
-FEW = {"digits_resumable", "mnist_fsdp", "mnist_single", "mnist_torch_ddp"}
+FEW = {"digits_resumable", "mnist_torch_ddp", "mnist_torch_ddp/fsdp.yaml", "mnist_torch_ddp/single.yaml"}
 MOST_LINES = 40  # of a difference, in a message
 TITLE = "===== "
 
