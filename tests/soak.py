@@ -54,11 +54,11 @@ class Kind(NamedTuple):
 
 
 KINDS = {
-    "mnist_single": Kind(15, 1.0, (1,)),
+    "mnist_torch_ddp/single.yaml": Kind(15, 1.0, (1,)),
     "digits_ring": Kind(25, 1.5, (2, 3, 4), networked=True),
-    "digits_parameter_server": Kind(20, 1.5, (1, 2, 3), networked=True),
+    "digits_ring/parameter_server.yaml": Kind(20, 1.5, (1, 2, 3), networked=True),
     "mnist_torch_ddp": Kind(15, 2.0, (2, 3), networked=True),
-    "mnist_mpi": Kind(8, 3.0, (2, 3)),
+    "digits_ring/mpi.yaml": Kind(8, 3.0, (2, 3)),
     "mnist_horovod": Kind(6, 5.0),
     "digits_horovod_elastic": Kind(3, 6.0, arguments={}),
     "mnist_multi_worker_mirrored": Kind(4, 8.0),

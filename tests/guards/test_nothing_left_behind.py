@@ -26,13 +26,13 @@ SHORT = {
     "ring": ("jobs/digits_ring", "-a", "epochs=1"),
     "torch_ddp": ("jobs/digits_torch_ddp",),
     "horovod": ("jobs/horovod_fusion",),
-    "mpi": ("jobs/mnist_mpi", "-a", "epochs=1"),
+    "mpi": ("jobs/digits_ring/mpi.yaml", "-a", "epochs=1"),
 }
 ENDLESS = {
     "ring": ("jobs/digits_ring", "-a", "epochs=1000000", "--timeout", "5min"),
     "torch_ddp": ("jobs/digits_torch_ddp", "-a", "steps=100000000", "--timeout", "5min"),
     "horovod": ("jobs/horovod_fusion", "-a", "repeats=100000000", "--timeout", "5min"),
-    "mpi": ("jobs/mnist_mpi", "-a", "epochs=1000000", "--timeout", "5min"),
+    "mpi": ("jobs/digits_ring/mpi.yaml", "-a", "epochs=1000000", "--timeout", "5min"),
 }
 START_SECONDS = 90.0  # in which a busy machine starts every worker
 ENDING_SECONDS = 30.0  # in which a busy machine ends what is to be ended

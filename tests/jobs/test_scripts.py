@@ -20,11 +20,9 @@ PROGRAMS = Path(sys.prefix) / "bin"  # torchrun, horovodrun and mpirun of this e
 
 # What these jobs may import beside Python's own library: their image holds nothing else.
 FRAMEWORKS = {
-    "mnist_single": {"torch"},
+    "digits_ring": {"mpi4py", "numpy"},
     "mnist_torch_ddp": {"torch"},
-    "mnist_fsdp": {"torch"},
     "mnist_horovod": {"horovod", "torch"},
-    "mnist_mpi": {"mpi4py", "numpy"},
     "mnist_multi_worker_mirrored": {"tensorflow", "numpy"},
     "mnist_parameter_server": {"tensorflow", "numpy"},
 }
@@ -58,6 +56,8 @@ def variables(job, tmp_path):
 def ended(job, environments, *launcher):
     """The records of processes that run the script of `job`, behind `launcher`, one in each environment."""
     script = [sys.executable, str(JOBS / job / "train.py"), "--epochs", "1", "--batch-size", "16"]
+    if job == "digits_ring":  # whose ring needs a launcher of the workshop's
+        script += ["--all-reduce", "mpi"]
     pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
     processes = [subprocess.Popen([*launcher, *script], env=each, **pipes) for each in environments]
     try:
@@ -106,7 +106,7 @@ def test_a_script_imports_nothing_of_this_package_but_what_travels_with_it(scrip
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("job", ["mnist_single", "mnist_mpi", "mnist_multi_worker_mirrored"])
+@pytest.mark.parametrize("job", ["mnist_torch_ddp", "digits_ring", "mnist_multi_worker_mirrored"])
 def test_a_script_runs_alone_where_no_launcher_has_set_anything(job, variables):
     assert_trained(ended(job, [variables]), variables, ranks={0})
 
@@ -117,7 +117,7 @@ def test_a_script_runs_alone_where_no_launcher_has_set_anything(job, variables):
     [
         ("mnist_torch_ddp", "torchrun", ["--standalone", "--nproc-per-node", "2", "--no-python"]),
         ("mnist_horovod", "horovodrun", ["--gloo", "-np", "2"]),
-        ("mnist_mpi", "mpirun", [*MPI, "-n", "2"]),
+        ("digits_ring", "mpirun", [*MPI, "-n", "2"]),
     ],
 )
 def test_a_script_runs_under_its_framework_s_own_launcher(job, program, options, variables):

@@ -23,11 +23,11 @@ needs_slurm = pytest.mark.skipif(not slurm_cluster.is_installed(), reason="Slurm
 QUICKLY = {"epochs": 1}
 JOB_OF = {
     "ring": ("digits_ring", QUICKLY),
-    "workshop_parameter_server": ("digits_parameter_server", QUICKLY),
+    "workshop_parameter_server": ("digits_ring/parameter_server.yaml", QUICKLY),
     "torch_ddp": ("mnist_torch_ddp", QUICKLY),
     "horovod": ("mnist_horovod", QUICKLY),
     "horovod_elastic": ("digits_horovod_elastic", {"step-seconds": 0}),
-    "mpi": ("mnist_mpi", QUICKLY),
+    "mpi": ("digits_ring/mpi.yaml", QUICKLY),
     "multi_worker_mirrored": ("mnist_multi_worker_mirrored", QUICKLY),
     "parameter_server": ("mnist_parameter_server", QUICKLY),
 }
