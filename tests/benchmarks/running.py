@@ -19,6 +19,7 @@ from workshop_utils.launchers.restarting import Restarting
 from workshop_utils.network import Network
 from workshop_utils.strategies import TORCHRUN_RESTARTS
 
+SERVERS = Path(__file__).parent / "measure_parameter_server"
 NETWORK = Network(bandwidth="100Mbit")
 REPEATS = 4  # of which the first is left out: connections are still opening up
 
@@ -31,8 +32,8 @@ KILL: dict[str, Argument] = {
 }
 
 
-def records_of(job: str, workers: int, place: Any, **arguments: Argument) -> list[Mapping[str, Any]]:
-    """What the workers of a job of `jobs/` report."""
+def records_of(job: str | Path, workers: int, place: Any, **arguments: Argument) -> list[Mapping[str, Any]]:
+    """What the workers of a job report, of `jobs/` or in a folder of its own."""
     described = TrainingJob.load(bare.JOBS / job).replace(workers=workers, arguments=arguments)
     with place.launch(described) as run:
         return list(run.wait().records)
@@ -46,7 +47,7 @@ def network(quick: bool) -> Iterator[Row]:
         theory = ring_seconds(workers, nbytes, 0.0, bandwidth)
         pairs = [(seconds, theory) for seconds in slowest(records, "all_reduce_seconds")]
         yield Row(f"ring over 100 Mbit/s, {workers} workers, beside theory", pairs, "s", AS_THEORY)
-        records = records_of("measure_parameter_server", workers, place, nbytes=nbytes // 2, steps=REPEATS)
+        records = records_of(SERVERS, workers, place, nbytes=nbytes // 2, steps=REPEATS)
         theory = 2 * server_bytes_received(workers, nbytes // 2) / bandwidth  # all in, and only then all out
         pairs = [(seconds, theory) for seconds in slowest(records, "step_seconds")]
         subject = f"parameter server over 100 Mbit/s, {workers} workers, beside theory"
