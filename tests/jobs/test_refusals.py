@@ -20,8 +20,6 @@ ENTRIES = yaml.safe_load(CORPUS.read_text(encoding="utf-8"))["scripts"]
 @pytest.mark.parametrize("entry", ENTRIES, ids=lambda entry: f"{entry['job']} {entry['says'][0]}")
 def test_what_cannot_be_trained_is_refused_in_a_sentence(entry):
     fields = {key: entry[key] for key in ("strategy", "workers", "parameter_servers", "arguments") if key in entry}
-    if other := entry.get("arguments of"):
-        fields["arguments"] = TrainingJob.load(JOBS / entry["job"] / other).arguments
     with pytest.raises(RunFailed) as failure:
         launched(entry["job"], environment={"CUDA_VISIBLE_DEVICES": ""}, **fields)
     assert all(words in str(failure.value) for words in entry["says"])
