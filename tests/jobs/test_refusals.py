@@ -19,7 +19,9 @@ ENTRIES = yaml.safe_load(CORPUS.read_text(encoding="utf-8"))["scripts"]
 @pytest.mark.usefixtures("nothing_is_left")
 @pytest.mark.parametrize("entry", ENTRIES, ids=lambda entry: f"{entry['job']} {entry['says'][0]}")
 def test_what_cannot_be_trained_is_refused_in_a_sentence(entry):
-    fields = {key: entry[key] for key in ("strategy", "workers", "parameter_servers", "arguments") if key in entry}
+    fields = {
+        key: entry[key] for key in ("strategy", "workers", "parameter_servers", "arguments") if key in entry
+    }
     with pytest.raises(RunFailed) as failure:
         launched(entry["job"], environment={"CUDA_VISIBLE_DEVICES": ""}, **fields)
     assert all(words in str(failure.value) for words in entry["says"])
