@@ -24,13 +24,13 @@ WORKSHOP = Path(sys.executable).with_name("workshop")
 # Jobs that end by themselves, and jobs that go on until they are ended: these communicate, but few load an optimizer.
 SHORT = {
     "ring": ("jobs/digits_ring", "-a", "epochs=1"),
-    "torch_ddp": ("jobs/digits_torch_ddp",),
+    "torch_ddp": ("jobs/mnist_torch_ddp", "-a", "epochs=1"),
     "horovod": ("jobs/horovod_fusion",),
     "mpi": ("jobs/digits_ring/mpi.yaml", "-a", "epochs=1"),
 }
 ENDLESS = {
     "ring": ("jobs/digits_ring", "-a", "epochs=1000000", "--timeout", "5min"),
-    "torch_ddp": ("jobs/digits_torch_ddp", "-a", "steps=100000000", "--timeout", "5min"),
+    "torch_ddp": ("jobs/mnist_torch_ddp", "-a", "epochs=1000000", "--timeout", "5min"),
     "horovod": ("jobs/horovod_fusion", "-a", "repeats=100000000", "--timeout", "5min"),
     "mpi": ("jobs/digits_ring/mpi.yaml", "-a", "epochs=1000000", "--timeout", "5min"),
 }
