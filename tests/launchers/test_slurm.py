@@ -279,4 +279,4 @@ def test_how_a_job_ended_follows_from_its_state_and_what_its_last_life_printed(
     state, log, by_mpirun, reason, submitted
 ):
     end = (RunState.FAILED, f"train failed: {reason}") if reason else (RunState.SUCCEEDED, "")
-    assert submitted(f"JobState={state}", log, by_mpirun).look() == end
+    assert submitted(f"JobState={state}", log, by_mpirun).poll() == end

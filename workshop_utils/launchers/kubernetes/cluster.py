@@ -8,12 +8,10 @@ from __future__ import annotations
 
 import copy
 import json
-import logging
 import os
-import re
 import time
 import uuid
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -45,25 +43,13 @@ DOUBT_SECONDS = 10.0  # for an object to appear whose creation was not answered
 GONE_SECONDS = 60.0
 POLL_SECONDS = 0.5
 VERBS = {"GET": "looking at", "PATCH": "naming the owner of", "DELETE": "deleting", "POST": "creating"}
-WEBHOOK_DOWN = "failed calling webhook"  # it is asked before anything is stored
-NOT_ACCEPTED = "the cluster, or an operator, does not accept the object"
-# What to do, by what an answer says: first its words, then its status alone.
+# What to do, where the cluster's own message does not say it.
 ADVICE = {
-    "is being terminated": "its namespace is being deleted; wait until it is gone and make it again, or take another",
-    WEBHOOK_DOWN: "an operator that checks such objects does not answer; see whether its pods run",
-    "denied the request": NOT_ACCEPTED,
-    "exceeded quota": "the namespace's quota is used up; delete what has ended, or ask for a larger one",
-    "[400]": "the cluster cannot read the object as one of its kind",
-    "[401]": "the cluster does not know you: your login has expired, or is for another cluster; log in again",
-    "[403]": "you may not do that; whoever runs the cluster grants it by a Role and a RoleBinding in the namespace",
-    "[404]": "there is no such thing; look at the namespace, and whether the operator for this kind is installed",
-    "[409]": "something of that name exists already; delete it, or give the job another name",
-    "[422]": NOT_ACCEPTED,
-    "[429]": f"the cluster still asks to slow down after {TRIES} tries; wait a minute and try again",
-    "[500]": "the cluster failed; its logs say why",
+    401: "the cluster does not know you: your login has expired, or is for another cluster; log in again",
+    403: "you may not do that; whoever runs the cluster grants it by a Role and a RoleBinding in the namespace",
+    404: "there is no such thing; look at the namespace, and whether the operator for this kind is installed",
+    409: "something of that name exists already; delete it, or give the job another name",
 }
-UNTRUSTED = "its certificate is not one that the kubeconfig trusts; is it another cluster's?"
-OBJECT = re.compile(r"^(<[^>]*>|HTTPS?Connection\w*\([^)]*\)): ")  # urllib3's own words for a connection
 # The failures in which a request has not left this machine. Of TLS's, that is one alone: others may come afterwards.
 NOT_SENT = (urllib3.exceptions.NewConnectionError, urllib3.exceptions.ConnectTimeoutError)
 BAD_CERTIFICATE = "CERTIFICATE_VERIFY_FAILED"
@@ -94,28 +80,15 @@ def connect(context: str | None = None) -> client.ApiClient:
     configuration = client.Configuration()
     # The client itself reads the variable once, when it is imported; a notebook may set it later.
     file = os.environ.get("KUBECONFIG") or str(Path.home() / ".kube" / "config")
-    complaints: list[str] = []
-
-    def collect(record: logging.LogRecord) -> None:  # and have it printed nowhere
-        complaints.append(record.getMessage())
-
-    # Where the program that logs in fails, the client logs it, and goes on.
-    logging.root.addFilter(collect)  # type: ignore[arg-type]
     try:
         config.load_kube_config(file, context=context, client_configuration=configuration)
-    except (
-        Exception
-    ) as error:  # at a file that is no kubeconfig the client fails wherever it first uses its content
+    except Exception as error:  # of any kind: the client fails wherever it first uses the file's content
         is_there = any(map(os.path.exists, file.split(os.pathsep)))
-        complaints.insert(0, f"{file}: {error}" if is_there else f"there is no file {file}")
-    finally:
-        logging.root.removeFilter(collect)  # type: ignore[arg-type]
-    if complaints:
+        why = f"{file}: {' '.join(str(error).split())}" if is_there else f"there is no file {file}"
         raise KubernetesError(
-            f"there is no cluster to talk to ({' '.join(complaints[0].split())}); name a kubeconfig in KUBECONFIG, and "
-            "install the program by which it logs in. Without a cluster, --render shows what would be sent, and --on "
-            "kubernetes-local runs the same pods on this machine"
-        )
+            f"there is no cluster to talk to ({why}); name a kubeconfig in KUBECONFIG. Without a cluster, --render "
+            "shows what would be sent, and --on kubernetes-local runs the same pods on this machine"
+        ) from None
     configuration.retries = urllib3.Retry(
         TRIES - 1,
         # Doing these twice does no harm, should the first answer be lost: `_create` knows what it has made.
@@ -175,7 +148,7 @@ class JobObjects:
             making = None
             return follow()
         except BaseException as error:
-            if left := self._undo(making if getattr(error, "sent", True) else None):
+            if left := self._delete_all(making if getattr(error, "sent", True) else None):
                 why = str(error) or "launching the job was interrupted"
                 raise KubernetesError(f"{why}. {left}", getattr(error, "status", None)) from None
             raise
@@ -185,10 +158,10 @@ class JobObjects:
         self._made[_name(described)] = described, metadata["uid"]
         return metadata
 
-    def _undo(self, in_doubt: Described | None) -> str:
+    def _delete_all(self, in_doubt: Described | None = None) -> str:
         """Delete what was made, and `in_doubt` if the cluster has it from us; what may still exist, in a sentence."""
         left: dict[str, str] = {}
-        pending = self._job_first()
+        pending = sorted(self._made.values(), key=lambda made: made[0] is not self.resource)  # the job first
         if in_doubt is not None and _name(in_doubt) not in self._made:
             pending.append((in_doubt, ""))
         for described, uid in pending:
@@ -197,16 +170,11 @@ class JobObjects:
                     self._delete(described, uid)
             except (KubernetesError, KeyboardInterrupt) as error:
                 left[_resource(described)] = str(error) or "deleting it was interrupted"
-        if not left:
-            return ""
-        why = next(iter(left.values()))
-        return f"The job may still exist and run. To delete it: {self._kubectl_delete(*left)} ({why})"
+        return self._still_there(left, next(iter(left.values()))) if left else ""
 
-    def _kubectl_delete(self, *resources: str) -> str:
-        return f"kubectl --namespace {self.namespace} delete {' '.join(resources)}"
-
-    def _job_first(self) -> list[tuple[Described, str]]:
-        return sorted(self._made.values(), key=lambda made: made[0] is not self.resource)
+    def _still_there(self, resources: Iterable[str], why: str) -> str:
+        command = f"kubectl --namespace {self.namespace} delete {' '.join(resources)}"
+        return f"The job may still exist and run. To delete it: {command} ({why})"
 
     def _uid_of_ours(self, described: Described) -> str:
         """The uid of an object that we may have made; "" if it is somebody else's, or does not come."""
@@ -255,21 +223,18 @@ class JobObjects:
         """
         if self.deleted:
             return
+        left = self._delete_all()
+        deadline = time.monotonic() + GONE_SECONDS
         try:
-            for made in self._job_first():
-                self._delete(*made)
-            deadline = time.monotonic() + GONE_SECONDS
-            while left := [*filter(self._is_there, self._made), *self._left_pods()]:
+            while not left and (there := [*filter(self._is_there, self._made), *self._left_pods()]):
                 if time.monotonic() > deadline:
-                    seen = f"kubectl get pods --namespace {self.namespace} shows them"
-                    raise KubernetesError(f"still there after a minute: {', '.join(left)}; {seen}")
+                    raise KubernetesError(f"after a minute there are still: {', '.join(there)}")
                 time.sleep(POLL_SECONDS)
         except (KubernetesError, KeyboardInterrupt) as error:
-            failed = f"{self.ended}. It" if self.ended else f"{self.name} may still run: it"
-            way = self._kubectl_delete(*(_resource(described) for described, _ in self._job_first()))
-            why = str(error) or f"Deleting it was interrupted. To delete it: {way}"
-            status = getattr(error, "status", None)
-            raise KubernetesError(f"{failed} could not be deleted. {why}", status) from None
+            resources = [_resource(described) for described, _ in self._made.values()]
+            left = self._still_there(resources, str(error) or "deleting it was interrupted")
+        if left:
+            raise KubernetesError(f"{self.ended}. {left}" if self.ended else left)
         self.deleted = True
 
     def _is_there(self, name: str) -> bool:
@@ -378,9 +343,9 @@ class JobObjects:
                 message = error.reason or error.status
             if not error.status:  # the client's word for a failure of TLS
                 raise _unanswered(asked, error.reason) from None
-            text, other = f"[{error.status}] {message}", f"the cluster answered {error.status}"
-            advice = next((advice for words, advice in ADVICE.items() if words in text), other)
-            sent = error.status >= 500 and WEBHOOK_DOWN not in text
+            advice = ADVICE.get(error.status, f"the cluster answered {error.status}")
+            # A webhook is asked before anything is stored.
+            sent = error.status >= 500 and "failed calling webhook" not in str(message)
             said = f"{asked}: {advice}. Kubernetes says: {message}"
             raise KubernetesError(said, error.status, sent) from None
         except (urllib3.exceptions.HTTPError, OSError) as error:
@@ -398,10 +363,8 @@ def _without(statuses: set[int], ask: Callable[[], Any]) -> Any:
 
 
 def _unanswered(asked: str, reason: object) -> KubernetesError:
-    untrusted = BAD_CERTIFICATE in str(reason)
-    why = UNTRUSTED if untrusted else "the cluster does not answer; is it up?"
-    sent = not (untrusted or isinstance(reason, NOT_SENT))
-    return KubernetesError(f"{asked}: {why} ({OBJECT.sub('', str(reason))})", sent=sent)
+    sent = not isinstance(reason, NOT_SENT) and BAD_CERTIFICATE not in str(reason)
+    return KubernetesError(f"{asked}: the cluster does not answer; is it up? ({reason})", sent=sent)
 
 
 def _second(event: Mapping[str, Any]) -> str:
