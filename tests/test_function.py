@@ -176,13 +176,13 @@ PROGRAM = """
     import numpy as np
     from workshop_utils.comm.ring import ring_all_reduce
 
-    def program(communicator, n, **others):
-        array = np.full(n, communicator.rank + 0.5)
+    def program(communicator, length, **others):
+        array = np.full(length, communicator.rank + 0.5)
         ring_all_reduce(communicator, array, "mean")
         return array.tolist(), sorted(others.items())
 """
 ARGUMENTS = {
-    "n": 3,
+    "length": 3,
     "nested": {"a": [None, {"b": 1}], "c": [1, -2.5]},
     "help": "--help",
     "small": -1e-05,
@@ -207,7 +207,10 @@ ELSEWHERE = (EmulatedSageMaker, EmulatedKubernetes)
 def test_a_function_s_job_gives_on_every_target_what_on_ranks_gives(target, notebook, data_folder):
     notebook.cell(PROGRAM)
     values = on_ranks(2, notebook["program"], ARGUMENTS).values
-    assert values[0] == ([1.0] * 3, sorted((name, value) for name, value in ARGUMENTS.items() if name != "n"))
+    assert values[0] == (
+        [1.0] * 3,
+        sorted((name, value) for name, value in ARGUMENTS.items() if name != "length"),
+    )
     with target().launch(notebook.job(ARGUMENTS, workers=2, data=str(data_folder))) as run:
         run.wait(120)
         assert sorted(line.text for line in run.logs() if " returned " in line.text) == [

@@ -65,7 +65,7 @@ PLACES = {
     "CLAIM": "data_claim: all\n",
     "SLURM": "folder: /shared/my runs\nsetup: [module load cuda]\noptions: [--partition=gpu, --constraint=a100]\n",
     "STORED": ROLE,
-    "DRIVERS": f"{ROLE}mode: drivers\ninstance_type: ml.c5.2xlarge\ntags: {{team: a}}\n",
+    "TAGGED": f"{ROLE}instance_type: ml.c5.2xlarge\ntags: {{team: a}}\n",
     "SPOT": f"{ROLE}spot: true\nmax_wait: 1h\nbucket: my-own-bucket\ninput_mode: FastFile\nvolume_gb: 50\n",
 }  # fmt: skip
 

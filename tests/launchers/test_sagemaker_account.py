@@ -3,6 +3,7 @@
 import datetime
 import io
 import sys
+from pathlib import Path
 
 import boto3
 import pytest
@@ -22,6 +23,7 @@ OWNER = "123456789012"
 ROLE = f"arn:aws:iam::{OWNER}:role/workshop"
 NOW = datetime.datetime(2026, 11, 21, tzinfo=datetime.UTC)
 NAME = {"TrainingJobName": "x"}
+NETWORK = Path(__file__).parents[2] / "jobs" / "clusters" / "sagemaker" / "templates" / "network.yaml"
 
 
 @pytest.fixture(autouse=True)
@@ -341,12 +343,12 @@ def stack_of(status, **outputs):
 
 def test_a_stack_is_made_once_and_one_that_is_there_is_left_as_somebody_chose_it():
     aws = account.connect("us-west-2")
-    first = account.deploy("network", aws, Zone="us-west-2a")
+    first = account.deploy(NETWORK, aws, Zone="us-west-2a")
     assert set(first) == {"Subnet", "SecurityGroup"}
-    assert account.deploy("network", aws, Zone="us-west-2b") == first
+    assert account.deploy(NETWORK, aws, Zone="us-west-2b") == first
     aws, stubs = scripted("cloudformation")  # any call but this one raises
     stubs["cloudformation"].add_response("describe_stacks", stack_of("UPDATE_COMPLETE", Subnet="subnet-1"))
-    assert account.deploy("network", aws, Zone="us-east-1a") == {"Subnet": "subnet-1"}
+    assert account.deploy(NETWORK, aws, Zone="us-east-1a") == {"Subnet": "subnet-1"}
 
 
 @pytest.mark.parametrize(
@@ -371,7 +373,7 @@ def test_a_stack_that_cannot_be_made_or_has_failed_is_an_error_that_says_what_to
                 asked, *(missing if answer == "missing" else (answer, "no"))
             )
     with pytest.raises(AwsError, match=message):
-        account.deploy("network", aws, Zone="us-east-1a")
+        account.deploy(NETWORK, aws, Zone="us-east-1a")
 
 
 def test_an_own_image_that_was_never_built_is_refused_before_anything_is_sent(make_job):

@@ -7,6 +7,7 @@ own jobs, and wrong settings, are among the guards.
 import io
 import json
 import socket
+import subprocess
 import sys
 import tarfile
 from pathlib import Path
@@ -18,7 +19,7 @@ from typer.testing import CliRunner
 
 from workshop_utils import cli
 from workshop_utils.jobs import JobError
-from workshop_utils.launchers.sagemaker import EmulatedSageMaker, SageMaker, account, request
+from workshop_utils.launchers.sagemaker import EmulatedSageMaker, SageMaker, account, request, toolkit
 from workshop_utils.launchers.sagemaker.account import TAG, Aws
 from workshop_utils.launchers.sagemaker.price import NotConfirmed
 from workshop_utils.launchers.source import packed
@@ -52,10 +53,68 @@ def test_what_sagemaker_would_not_do_is_refused_with_a_way_out(make_job, fields,
 # The body
 
 
-def test_no_secret_is_shown(make_job):
-    request = place(mode="drivers").render(make_job(TORCH, strategy="ring", workers=2))
-    secret = request.members["algo-1"][0]["environment"]["WORKSHOP_SECRET"]
-    assert secret not in f"{request} {request!r} {json.dumps(request.body)}"
+@pytest.mark.parametrize("strategy", ["torch_ddp", "mpi", "horovod"])
+def test_there_are_as_many_ranks_as_hosts_times_processes_on_each(make_job, strategy, tmp_path):
+    job = make_job(TORCH, strategy=strategy, nodes=3, processes_per_node=2, image="mine:1")
+    rendered = place().render(job)
+    assert rendered.body["ResourceConfig"]["InstanceCount"] == 3
+    if strategy != "torch_ddp":
+        # The SDK's own MPI would pass the 2 of a host as the number of all ranks.
+        assert not rendered.uploads
+        assert rendered.body["HyperParameters"]["sagemaker_mpi_num_of_processes_per_host"] == "2"
+        mpirun = toolkit.script(rendered.submission, 0, {}).argv
+        assert mpirun[mpirun.index("-n") + 1] == "6"
+        return
+    assert 'process_count_per_node": 2' in str(rendered)
+    commands = [torchrun_command(rendered, node, tmp_path) for node in range(3)]
+    assert [command[1:6] for command in commands] == [
+        [
+            "--nnodes=3",
+            "--nproc_per_node=2",
+            "--master_addr=algo-1",
+            "--master_port=7777",
+            f"--node_rank={node}",
+        ]
+        for node in range(3)
+    ]
+
+
+def test_an_argument_that_torchrun_takes_for_one_of_its_own_is_refused(make_job):
+    from torch.distributed.run import get_args_parser  # it takes seconds
+
+    words = [
+        word[2:].replace("_", "-") for each in get_args_parser()._actions for word in each.option_strings
+    ]
+    assert set(request.TORCHRUN_OPTIONS) == {word for word in words if word and len(word) > 1}
+    job = make_job(TORCH, strategy="torch_ddp", arguments={"n": 3})
+    with pytest.raises(JobError, match=r"arguments\.n cannot be passed as --n: torchrun"):
+        place().render(job)
+
+
+def torchrun_command(rendered, node, folder):
+    """What the SDK's driver, as it is uploaded, starts on a host."""
+    texts = {key.partition("/sm_drivers/")[2]: text for key, text in rendered.uploads.items()}
+    for name in ("common/utils.py", "distributed_drivers/torchrun_driver.py"):
+        (folder / name).parent.mkdir(exist_ok=True)
+        (folder / name).write_bytes(texts[name])
+    (folder / "distributed_drivers" / "torch.py").write_text("__version__ = '2.13.0'")
+    told = {
+        "SM_ENTRY_SCRIPT": "train.py",
+        "SM_DISTRIBUTED_CONFIG": texts["distributed.json"].decode(),
+        "SM_HPS": "{}",
+    }
+    told |= {
+        "SM_HOST_COUNT": "3",
+        "SM_MASTER_ADDR": "algo-1",
+        "SM_MASTER_PORT": "7777",
+        "SM_CURRENT_HOST_RANK": f"{node}",
+    }
+    show = "import json, torchrun_driver; print(json.dumps(torchrun_driver.create_commands()))"
+    words = [sys.executable, "-c", show]
+    shown = subprocess.run(
+        words, cwd=folder / "distributed_drivers", env=told, capture_output=True, check=True
+    )
+    return json.loads(shown.stdout)
 
 
 def test_nothing_of_the_user_s_own_configuration_gets_into_a_request(make_job, monkeypatch, tmp_path):
@@ -159,8 +218,10 @@ def aws(monkeypatch):
     return account.connect("eu-west-1")
 
 
-@pytest.mark.parametrize("mode", ["toolkit", "drivers"])
-def test_a_launch_stores_source_drivers_and_data_once_and_tells_no_one_else(make_job, aws, mode, monkeypatch):
+@pytest.mark.parametrize("strategy", ["torch_ddp", "mpi"])
+def test_a_launch_stores_source_drivers_and_data_once_and_tells_no_one_else(
+    make_job, aws, strategy, monkeypatch
+):
     with socket.create_server(("127.0.0.1", 0)) as proxy:
         # Whatever is not for this machine, such as the SDK's telemetry, would go through here.
         for name in ("HTTPS_PROXY", "HTTP_PROXY"):
@@ -170,8 +231,9 @@ def test_a_launch_stores_source_drivers_and_data_once_and_tells_no_one_else(make
         aws.client("s3").meta.events.register(
             "before-call.s3.PutObject", lambda params, **_: stored.append(params["url_path"])
         )
-        job = make_job(TORCH, arguments={"x": 1}, name="a" * 50)
-        launcher = place(aws=aws, mode=mode, tags={"team": "red"}, bucket=f"bucket-for-{mode}")
+        job = make_job(TORCH, strategy=strategy, arguments={"x": 1}, name="a" * 50)
+        bucket = f"bucket-for-{strategy.replace('_', '-')}"
+        launcher = place(aws=aws, tags={"team": "red"}, bucket=bucket)
         runs = [launcher.launch(job).wait(60) for _ in range(2)]
         proxy.setblocking(False)
         with pytest.raises(BlockingIOError):  # no one has called
@@ -182,10 +244,8 @@ def test_a_launch_stores_source_drivers_and_data_once_and_tells_no_one_else(make
         assert (run.state, run.stage, run.workers) == (RunState.SUCCEEDED, "Completed", ("algo-1",))
         assert run.answered_by.startswith("an emulator of AWS at ")
         assert [path for path in stored if path.endswith(f"/{run.name}/sourcedir.tar.gz")]
-        drivers = [
-            path for path in stored if run.name in path and path.endswith(("/driver.py", "/members.json"))
-        ]
-        assert len(drivers) == (2 if mode == "drivers" else 0)
+        drivers = [path for path in stored if run.name in path and path.endswith("/torchrun_driver.py")]
+        assert len(drivers) == (strategy == "torch_ddp")
         described = aws.call("sagemaker", "describe_training_job", TrainingJobName=run.name)
         tags = aws.call("sagemaker", "list_tags", ResourceArn=described["TrainingJobArn"])["Tags"]
         assert tags == [TAG, {"Key": "team", "Value": "red"}]

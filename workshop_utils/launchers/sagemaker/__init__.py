@@ -13,17 +13,16 @@ A launch, in order:
 | module | concept |
 | --- | --- |
 | `settings` | what a place.yaml holds: role, instances, network, limits |
-| `request` | what a job becomes: hosts, name, image, addresses on S3, and what each host starts |
+| `request` | what a job becomes: hosts, name, image, hyperparameters, addresses on S3 |
 | `toolkit` | classic script mode: what the toolkit in AWS's images is told, and what it starts on a host |
 | `container.yaml` | the files and variables that a container has |
-| `driver` | with `mode: drivers`: the program that starts the processes on a host |
-| `trainer` | the Python SDK's ModelTrainer, which makes the request |
+| `trainer` | the Python SDK's ModelTrainer, which makes the request, and brings the SDK's drivers |
 | `check` | whether SageMaker would accept it |
 | `price` | what a launch may cost, and the question before it |
 | `account` | AWS, or moto on this machine: its calls, its buckets, and its refusals in words for people |
 | `launcher` | the launcher, and the run on SageMaker |
 | `cleanup` | finds and removes what the workshop made |
-| `emulator`, `emulated_instance` | emulated instances, which need no account; the programs that run there |
+| `emulator`, `emulated_instance` | emulated instances, which need no account; the programs that run on them |
 """
 
 from workshop_utils.launchers.sagemaker.emulator import EmulatedSageMaker

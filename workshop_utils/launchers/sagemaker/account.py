@@ -36,7 +36,6 @@ NO_SUCH_BUCKET = {"404", "NoSuchBucket", "NotFound"}
 
 # On a notebook instance and in Studio there is a role, and no profile. Source: AWS, "Get notebook instance metadata".
 NOTEBOOK = Path("/opt/ml/metadata/resource-metadata.json")
-TEMPLATES = Path(__file__).parents[3] / "jobs" / "clusters" / "sagemaker" / "templates"
 
 LOGIN = "log in with `aws configure` or `aws sso login`, and name the profile in AWS_PROFILE"
 FOLDER = "jobs/clusters/sagemaker"
@@ -175,28 +174,30 @@ def explained(asked: str = "AWS") -> Iterator[None]:
         raise AwsError(f"{asked} cannot be reached: {error}; {advice}") from None
 
 
-def deploy(name: str, aws: Aws, **parameters: str) -> dict[str, str]:
-    """The outputs of the stack `workshop-NAME`, which is made of `TEMPLATES` if there is none.
+def deploy(template: Path, aws: Aws, **parameters: str) -> dict[str, str]:
+    """The outputs of the stack `workshop-NAME`, which is made of the file `template`, NAME.yaml, if there is none.
 
     A stack that is there is left as it is: its parameters are those that somebody chose.
 
     Raises:
         AwsError: if there is none, and it cannot be made; or if it has no outputs.
     """
-    stack = {"StackName": f"workshop-{name}"}
+    name = f"workshop-{template.stem}"
+    stack = {"StackName": name}
     try:
         (described,) = aws.call("cloudformation", "describe_stacks", **stack)["Stacks"]
     except AwsError as error:
         if "does not exist" not in str(error):
             raise
-        template = (TEMPLATES / f"{name}.yaml").read_text(encoding="utf-8")
         given = [{"ParameterKey": key, "ParameterValue": value} for key, value in parameters.items()]
         options = {"Parameters": given, "Tags": [TAG], "Capabilities": ["CAPABILITY_NAMED_IAM"]}
-        aws.call("cloudformation", "create_stack", **stack, TemplateBody=template, **options)
+        aws.call(
+            "cloudformation", "create_stack", **stack, TemplateBody=template.read_text("utf-8"), **options
+        )
         aws.wait("cloudformation", "stack_create_complete", **stack)
         (described,) = aws.call("cloudformation", "describe_stacks", **stack)["Stacks"]
     if "Outputs" not in described:
-        state = f"the stack workshop-{name} is {described['StackStatus']} and has no outputs"
+        state = f"the stack {name} is {described['StackStatus']} and has no outputs"
         raise AwsError(
             f"{state}: its events in CloudFormation say why. If it failed, delete it, then try again"
         )

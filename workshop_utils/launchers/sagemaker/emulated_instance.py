@@ -1,7 +1,7 @@
 """What runs on emulated instances alone: their container, and the toolkit's parameter server. Each is a program:
 
-    python emulated_instance.py container LAYOUT     lays out the folders of a container, then becomes the driver
-    python emulated_instance.py server TF_CONFIG     serves beside the script on every host
+    python emulated_instance.py container LAYOUT COMMAND...  lays out the folders of a container, then runs the command
+    python emulated_instance.py server TF_CONFIG             serves beside the script on every host
 
 It does not import the package, except for the modules that travel with a script.
 """
@@ -15,25 +15,24 @@ import threading
 from pathlib import Path
 
 
-def container(layout: dict[str, str]) -> None:
-    """Lay out a container below `root`; the driver takes over.
+def container(layout: dict[str, str], command: list[str]) -> None:
+    """Lay out a container below `root`, start the parameter server that belongs there, and become `command`.
 
     `layout` names the folders: `data` becomes the channel `training`; `model` and `checkpoints` may outlive the run;
-    what `source` and `modules` hold is copied to `code`. A file `hosts` takes the place of /etc/hosts, in this process
-    and its children alone, whose mounts are unshared.
+    what `source` and `modules` hold is copied to `code`. `server` is the TF_CONFIG of a parameter server, if any.
     """
     root, code = Path(layout["root"]), Path(layout["code"])
-    if layout["hosts"]:
-        subprocess.run(["mount", "--bind", layout["hosts"], "/etc/hosts"], check=True)
     for folder in ("output/data", "output/intermediate", "input/data"):
-        (root / folder).mkdir(parents=True)
+        (root / folder).mkdir(parents=True, exist_ok=True)
     for name, link in (("data", "input/data/training"), ("model", "model"), ("checkpoints", "checkpoints")):
         Path(layout[name]).mkdir(parents=True, exist_ok=True)
         (root / link).symlink_to(layout[name], target_is_directory=True)
     for source in (layout["source"], layout["modules"]):
         shutil.copytree(source, code, dirs_exist_ok=True)
     os.chdir(code)
-    os.execv(sys.executable, [sys.executable, str(Path(__file__).with_name("driver.py"))])
+    if layout["server"]:
+        subprocess.Popen([sys.executable, __file__, "server", layout["server"]])
+    os.execvp(command[0], command)
 
 
 def server(tf_config: str) -> None:
@@ -63,6 +62,6 @@ def server(tf_config: str) -> None:
 
 if __name__ == "__main__":
     if sys.argv[1] == "container":
-        container(json.loads(sys.argv[2]))
+        container(json.loads(sys.argv[2]), sys.argv[3:])
     else:
         server(sys.argv[2])

@@ -5,56 +5,54 @@
     with EmulatedSageMaker(spot=True).launch(job) as run:
         run.interrupt()  # the job goes on, on new instances, from its checkpoints
         run.wait()
-    EmulatedSageMaker(network=Network(bandwidth="100Mbit", racks=2, spine="100Mbit")).launch(job)
 
-Every host has folders of its own in place of those below /opt/ml, and the variables, files and arguments that `toolkit`
-lists. EXCEPTIONS says how it differs from an instance. With a network, each host is a network namespace, in which the
-names `algo-N` and the ports are SageMaker's own.
+A launch makes the request that SageMaker would get, and starts it here. Every host has folders of its own in place of
+those below /opt/ml. The SDK's drivers, which travel with the request, run as they are but for the names of these
+folders; what the toolkit does is done by `toolkit`. EXCEPTIONS says how it differs from an instance.
 """
 
 from __future__ import annotations
 
 import contextlib
 import json
+import os
+import shlex
 import sys
 import tempfile
-from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import ClassVar
 
 import psutil
 
-from workshop_utils.jobs import JobError, TrainingJob, storage_kind
+from workshop_utils.jobs import TrainingJob, storage_kind
 from workshop_utils.launchers import output
 from workshop_utils.launchers.local import environment
 from workshop_utils.launchers.local.run import Process, ProcessRun
 from workshop_utils.launchers.restarting import RestartedRun, Restarting
-from workshop_utils.launchers.sagemaker import check, price, request, toolkit
-from workshop_utils.launchers.sagemaker.request import Request, Submission, submission_of
+from workshop_utils.launchers.sagemaker import toolkit
+from workshop_utils.launchers.sagemaker.request import Request, submission_of
 from workshop_utils.launchers.sagemaker.settings import SageMakerSettings
 from workshop_utils.launchers.source import shipped
-from workshop_utils.network import INTERFACE, LOOPBACK_INTERFACE, Network, availability, wiring
-from workshop_utils.network.wiring import Cable, Switch
+from workshop_utils.network import LOOPBACK_INTERFACE
 from workshop_utils.runs import Run
 from workshop_utils.training import data
 
-PROGRAMS = (*request.DRIVERS, Path(__file__).with_name("emulated_instance.py"))
+PROGRAM = Path(__file__).with_name("emulated_instance.py")
+TORCHRUN_STORE = "algo-1:7777"  # where torchrun's agents meet, by the SDK's drivers
 
 
 class EmulatedSageMaker(SageMakerSettings):
-    """Launches jobs on emulated instances. Its fields are those of `SageMakerSettings`; a role is not needed.
-
-    With a role, a launch first makes and checks the request that SageMaker would get. With a `network`, slow links
-    join the hosts.
-    """
+    """Launches jobs on emulated instances. Its fields are those of `SageMakerSettings`; a role is not needed."""
 
     # How emulated instances differ from real ones.
     EXCEPTIONS: ClassVar[dict[str, str]] = {
         "root": "folders lie below a root of the run's own, in place of /opt/ml",
-        "addresses": "without `network`, each host:port is a loopback port of its own",
-        "interface": "without `network`, hosts meet through lo, not eth0",
+        "addresses": "each host:port is a loopback port of its own",
+        "interface": "hosts meet through lo, not eth0",
         "processors": "the processors are this machine's, and all hosts share them",
         "accelerators": "there are none, whatever the instance type",
+        "drivers": "the SDK's sm_train.sh, which prints all that it sets up, is left out, and what it calls is not",
         "parameter servers": "a program of the workshop's starts them as the toolkit does; it looks for the "
         "master every half second, not every ten",
         "mpi": "all MPI ranks are started by the first host's mpirun, without sshd",
@@ -65,12 +63,10 @@ class EmulatedSageMaker(SageMakerSettings):
         "end": "where a host fails, SIGTERM ends the others, and reaches scripts; on SageMaker it comes later,"
         " and the toolkit keeps it",
         "python": "Python and its packages are this environment's",
-        "drivers": "the driver is started directly, without the SDK's sm_train.sh",
         "left out": "variables about groups of instances, and about libraries that only AWS's images have",
     }
 
     role: str = "arn:aws:iam::000000000000:role/nobody"
-    network: Network | None = None
 
     @property
     def region_name(self) -> str:
@@ -87,48 +83,27 @@ class EmulatedSageMaker(SageMakerSettings):
         submission = submission_of(job.replace(**dict.fromkeys(folders)), self)
         from workshop_utils.launchers.sagemaker import trainer  # the SDK takes seconds to import
 
-        return trainer.render(submission)
-
-    def preflight(self, job: TrainingJob) -> str:
-        """What the job would cost at most on SageMaker. Raises JobError as `launch` does."""
-        return price.preflight(submission_of(job, self), is_free=True)
+        request = trainer.render(submission)
+        return replace(request, submission=replace(submission, job=job))
 
     def launch(self, job: TrainingJob) -> Run:
         """Start the job: an `EmulatedRun`, or with `spot` a `SpotRun`.
 
         Raises:
-            JobError: if SageMaker's instances cannot run it so, or the network cannot be emulated.
+            JobError: if SageMaker's instances cannot run it so, or emulated ones have not what it needs.
         """
         environment.refuse_gpus(job, "emulated instances")
-        if "role" in self.model_fields_set:
-            self.render(job)
-        check.instance_type(self.instance_type)
-        submission = submission_of(job, self)
-        if self.network is not None:
-            self.network.check(submission.hosts)
-            if availability() == "none":
-                no_links = "so emulated instances cannot have slow links; leave the network out"
-                raise JobError(f"network: this machine has no network namespaces, {no_links}")
-        if self.spot:
-            return SpotRun(job, Restarting(self.model_copy(update={"spot": False}), restarts=0))
+        for name in ("outputs", "checkpoints"):
+            job.storage(name, "folder")
+        request = self.render(job)
         environment.await_horovod(job)
-        return _start(submission, data.prepare(job.data) if job.data else None, self.network)
+        return SpotRun(job, self, request) if self.spot else start(request)
 
 
 class EmulatedRun(ProcessRun):
     """A run on emulated instances. Its workers have their hosts' names."""
 
     answered_by = "emulated instances on this machine: nothing reaches AWS, nothing costs money"
-    was_interrupted = False
-
-    def interrupt(self) -> None:
-        """Take the instances away. No script hears of it: SageMaker's SIGTERM reaches the toolkit, which keeps it."""
-        self.was_interrupted = True
-        with contextlib.suppress(psutil.NoSuchProcess):  # it has just ended
-            containers = [psutil.Process(self.process_ids[host]) for host in self.workers]
-            below = [process for each in containers for process in each.children(recursive=True)]
-            for process in (*containers, *below):
-                process.kill()
 
     def _timed_out(self) -> str:
         return "MaxRuntimeExceeded: the job met its time limit"
@@ -144,74 +119,114 @@ class SpotRun(RestartedRun):
 
     answered_by = EmulatedRun.answered_by
 
+    def __init__(self, job: TrainingJob, launcher: EmulatedSageMaker, request: Request) -> None:
+        self._request = request
+        self._interrupted: Run | None = None
+        super().__init__(job, Restarting(launcher, restarts=0))
+
     def interrupt(self) -> None:
-        """Take an instance away. All hosts start again: SageMaker restarts the job, not a host."""
-        run = self.attempts[-1]
+        """Take the instances away. No script hears of it: SageMaker's SIGTERM reaches the toolkit, which keeps it."""
+        run = self._interrupted = self.attempts[-1]
         assert isinstance(run, EmulatedRun)
-        run.interrupt()
+        with contextlib.suppress(psutil.NoSuchProcess):  # it has just ended
+            hosts = [psutil.Process(run.process_ids[host]) for host in run.workers]
+            below = [process for each in hosts for process in each.children(recursive=True)]
+            for process in (*hosts, *below):
+                process.kill()
 
     def _start(self) -> Run:
-        # A script is not told that it was restarted: what it finds in its checkpoints says so.
-        self.attempts.append(self._launcher.launcher.launch(self._job.replace(checkpoints=str(self._folder))))
+        # SageMaker restarts the job, not a host. A script is not told: what it finds in its checkpoints says so.
+        self.attempts.append(start(self._request, self._folder))
         return self.attempts[-1]
 
     def _should_restart(self, run: Run) -> bool:
-        return isinstance(run, EmulatedRun) and run.was_interrupted
+        return run is self._interrupted
 
 
-def _start(submission: Submission, data_folder: Path | None, network: Network | None) -> EmulatedRun:
-    job, hosts, by_toolkit = submission.job, submission.hosts, submission.settings.mode == "toolkit"
-    scratch = environment.scratch_folder()
-    words = {"scratch": str(scratch)}
-    if by_toolkit and toolkit.SWITCHES[job.strategy] == toolkit.MPI:
+def start(request: Request, checkpoints: Path | None = None) -> EmulatedRun:
+    """Start the hosts of `request`. Checkpoints stay in the folder `checkpoints`, or else where the job says.
+
+    Raises:
+        JobError: if there is no mpirun for an MPI job, or the model and checkpoints are to stay elsewhere than here.
+    """
+    submission, job = request.submission, request.submission.job
+    scratch, data_folder = environment.scratch_folder(), data.prepare(job.data) if job.data else None
+    words = {"python": sys.executable, "script": job.script, "scratch": str(scratch)}
+    if toolkit.SWITCHES.get(job.strategy) == toolkit.MPI:
         words["mpirun"] = environment.mpirun_program("hyperparameter sagemaker_mpi_enabled is true")
-    at = request.addresses(submission)
-    # In namespaces addresses are SageMaker's own; outside, each is a loopback port.
-    with environment.reserve(0 if network else len(at)) as reservation:
-        if network is None:
-            at = {name: f"127.0.0.1:{port}" for name, port in zip(at, reservation.ports, strict=True)}
-        files = {f"drivers/{program.name}": program.read_text(encoding="utf-8") for program in PROGRAMS}
-        files["drivers/members.json"] = json.dumps(request.members(submission, at, **words))
+    outputs, kept = (job.storage(name, "folder") for name in ("outputs", "checkpoints"))
+    roles = {"store": [TORCHRUN_STORE]} if submission.driver else toolkit.cluster(submission)
+    listening = [address for addresses in roles.values() for address in addresses]
+    with environment.reserve(len(listening)) as reservation:
+        at = {name: f"127.0.0.1:{port}" for name, port in zip(listening, reservation.ports, strict=True)}
+        cluster = {role: [at[address] for address in addresses] for role, addresses in roles.items()}
+        files = {PROGRAM.name: PROGRAM.read_text(encoding="utf-8")}
         files |= {f"source/{name}": text for name, text in shipped(job).items()}
-        program = [sys.executable, str(scratch / "drivers" / "emulated_instance.py"), "container"]
-        switch: Switch | None = None
-        cables: Sequence[Cable | None] = [None] * len(hosts)
-        if network is not None:
-            switch, cables = wiring.wire(network, hosts, as_user=availability() != "root")
-            program = ["unshare", "--mount", *program]
-            names = [f"{network.address(index)} {host}\n" for index, host in enumerate(hosts)]
-            files["hosts"] = "127.0.0.1 localhost\n" + "".join(names)
         processes = []
-        for host, cable in zip(hosts, cables, strict=True):
+        for node, host in enumerate(submission.hosts):
             own = scratch / host
             root = own / "opt" / "ml"
-            interface = INTERFACE if network else LOOPBACK_INTERFACE
-            config, variables = toolkit.container(submission, host, str(root), interface)
+            code = root / ("input/data/code" if submission.driver else "code")
+            config, variables = toolkit.container(request, host, str(root))
             files |= {f"{host}/opt/ml/input/config/{name}": text for name, text in config.items()}
+            if submission.driver:
+                files |= _drivers(request, host, str(root))
+                command = _driver_command(submission.driver, root, at[TORCHRUN_STORE])
+                variables = {"GLOO_SOCKET_IFNAME": LOOPBACK_INTERFACE}
+            else:
+                spec = toolkit.script(submission, node, cluster).filled(**words)
+                command, variables = spec.argv, {**variables, **spec.environment}
             layout = {
                 "root": root,
-                "code": root / ("code" if by_toolkit else "input/data/code"),
+                "code": code,
                 "source": job.folder.absolute(),
                 "modules": scratch / "source",
                 "data": data_folder or own / "data",
-                "model": Path(job.storage("outputs", "folder") or own / "model").absolute(),
-                "checkpoints": Path(job.storage("checkpoints", "folder") or own / "checkpoints").absolute(),
-                "hosts": scratch / "hosts" if network else "",
+                "model": Path(outputs or own / "model").absolute(),
+                "checkpoints": Path(checkpoints or kept or own / "checkpoints").absolute(),
+                "server": toolkit.tf_config(cluster, "ps", node) if "ps" in cluster else "",
             }
+            inherited = environment.inherited_variables()
             own_variables = {
-                **environment.inherited_variables(),
+                **inherited,
                 **environment.NO_GPU,
                 "OMP_NUM_THREADS": "1",  # the hosts share this machine's cores
                 "TF_NUM_INTRAOP_THREADS": "1",
                 "WORKSHOP_CHECKPOINTS": f"{root}/checkpoints",  # in the place of /opt/ml/checkpoints
                 **submission.environment,
+                "PATH": f"{Path(sys.executable).parent}{os.pathsep}{inherited['PATH']}",  # torchrun is there
+                "PYTHONPATH": f"{code}{os.pathsep}{inherited.get('PYTHONPATH', '')}".rstrip(os.pathsep),
                 "TMPDIR": str(scratch),
-                "WORKSHOP_EMULATED": "1",
+                "TRAINING_JOB_NAME": submission.name,
                 **variables,
             }
-            argv = (*program, json.dumps(layout, default=str))
-            processes.append(Process(host, argv, own_variables, tempfile.gettempdir(), network=cable))
-        run = EmulatedRun(submission.name, hosts, reservation)
-        run.network = network.describe("network namespaces") if network else None
-        run._start(processes, submission.limit_seconds, scratch, files, switch)
+            program = (sys.executable, str(scratch / PROGRAM.name), "container")
+            argv = (*program, json.dumps(layout, default=str), *command)
+            processes.append(Process(host, argv, own_variables, tempfile.gettempdir()))
+        run = EmulatedRun(submission.name, submission.hosts, reservation)
+        run._start(processes, submission.limit_seconds, scratch, files)
         return run
+
+
+def _drivers(request: Request, host: str, root: str) -> dict[str, str]:
+    """The SDK's drivers as they are uploaded, for a container whose root is `root`: text by path."""
+    texts = {}
+    for key, content in request.uploads.items():
+        if key.endswith((".py", ".json")):
+            name = key.partition("/sm_drivers/")[2]
+            text = content.decode().replace("/opt/ml", root)
+            texts[f"{host}/opt/ml/input/data/sm_drivers/{name}"] = text
+    return texts
+
+
+def _driver_command(driver: str, root: Path, store: str) -> tuple[str, ...]:
+    """What the SDK's sm_train.sh does: set the variables of a container, then become the driver."""
+    python, folder = shlex.quote(sys.executable), shlex.quote(str(root / "input"))
+    address, _, port = store.rpartition(":")
+    lines = (
+        f"{python} {folder}/data/sm_drivers/scripts/environment.py > /dev/null",
+        f"source {folder}/sm_training.env",
+        f"export SM_MASTER_ADDR={address} SM_MASTER_PORT={port}",  # the exception "addresses"
+        f"exec {python} {folder}/data/sm_drivers/distributed_drivers/{driver}",
+    )
+    return ("bash", "-e", "-c", "\n".join(lines))

@@ -60,10 +60,6 @@ class SageMaker(SageMakerSettings):
 
         return trainer.render(submission)
 
-    def preflight(self, job: TrainingJob) -> str:
-        """What a launch costs at its limit, and the quota that it needs. Raises JobError as `render`."""
-        return price.preflight(self.render(job).submission, self.aws.is_emulated)
-
     def launch(self, job: TrainingJob) -> SageMakerRun:
         """Store source and data on S3, and start the job. Asks first, unless `confirm` is set or it costs nothing.
 

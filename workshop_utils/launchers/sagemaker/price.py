@@ -24,8 +24,8 @@ class NotConfirmed(PlainError, ValueError):
     """Nothing was started, because no one agreed to the cost."""
 
 
-def preflight(submission: Submission, is_free: bool = False) -> str:
-    """What is known before the launch, in lines for people. `is_free` says that the account is emulated."""
+def preflight(submission: Submission) -> str:
+    """What a launch costs at its limit, and the quota that it needs, in lines for people."""
     settings, count = submission.settings, len(submission.hosts)
     minutes = submission.limit_seconds / 60
     lines = [f"{count} × {settings.instance_type} in {settings.region_name}, with a limit of {minutes:g} min"]
@@ -45,8 +45,6 @@ def preflight(submission: Submission, is_free: bool = False) -> str:
         lines.append("spot: usually far less, and the instances may be taken away")
     kind = "spot training job" if settings.spot else "training job"
     lines.append(f"quota: '{settings.instance_type} for {kind} usage' must be at least {count}")
-    if is_free:
-        lines.append("emulated, there are no quotas, and it costs nothing")
     return "\n".join(lines)
 
 

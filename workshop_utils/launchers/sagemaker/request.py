@@ -1,4 +1,4 @@
-"""What a job becomes on SageMaker: its hosts, its name, its image, its addresses on S3, and what each host starts."""
+"""What a job becomes on SageMaker: its hosts, its name, its image, its hyperparameters, its addresses on S3."""
 
 from __future__ import annotations
 
@@ -7,21 +7,30 @@ import re
 import secrets
 import time
 from collections.abc import Mapping
-from dataclasses import dataclass, field
-from pathlib import Path
+from dataclasses import dataclass
 from typing import Any
 
-from workshop_utils.jobs import JobError, TrainingJob, imports
+from workshop_utils.jobs import JobError, StrategyName, TrainingJob, imports
 from workshop_utils.jobs.quantities import seconds_of
 from workshop_utils.launchers.sagemaker import toolkit
 from workshop_utils.launchers.sagemaker.settings import SageMakerSettings
-from workshop_utils.strategies import Addresses, strategy_of
+from workshop_utils.strategies import strategy_of
 
+# Names of torchrun's options, which also have forms with _ for -. Source: torch/distributed/run.py, 2.13.
+# fmt: off
+TORCHRUN_OPTIONS = (
+    "duplicate-stderr-filters", "duplicate-stdout-filters", "event-log-handler", "help", "local-addr",
+    "local-ranks-filter", "log-dir", "logs-specs", "master-addr", "master-port", "max-restarts", "module",
+    "monitor-interval", "nnodes", "no-python", "node-rank", "nproc-per-node", "numa-binding", "rdzv-backend",
+    "rdzv-conf", "rdzv-endpoint", "rdzv-id", "redirects", "role", "run-path", "shutdown-timeout",
+    "signals-to-handle", "standalone", "start-method", "tee", "virtual-local-rank",
+)
+# fmt: on
 PREFIX = "workshop"  # of everything in the bucket
-FIRST_PORT = 7000  # of the processes that listen; within a job's security group any will do
 STORED_DATA = ("digits", "mnist")  # every job finds the same there
-HERE = Path(__file__).parent
-DRIVERS = (HERE / "driver.py", HERE.parent / "local" / "horovod_rendezvous.py")  # the first starts the other
+CODE = "/opt/ml/input/data/code"  # where the SDK's drivers start the script
+# The strategies that the SDK's drivers start, and the programs that do.
+BY_DRIVER: dict[StrategyName, str] = {"single": "basic_script_driver.py", "torch_ddp": "torchrun_driver.py"}
 
 # AWS's images, of the workshop's own versions; all have Open MPI, mpi4py and the toolkit in them. Horovod was in those
 # for TensorFlow up to 2.12, which has Keras 2, and for PyTorch on GPUs up to 1.13, and is in none that is still built.
@@ -41,21 +50,15 @@ GPUS = {
     | {"12xlarge": 4, "24xlarge": 4, "48xlarge": 8},
 }
 
-Members = Mapping[str, list[dict[str, Any]]]  # the processes that each host starts, by host
-
 
 @dataclass(frozen=True)
 class Submission:
-    """A job on its hosts, under a name that no other job of the account has.
-
-    `secret` is the run's own; a process that does not know it cannot join.
-    """
+    """A job on its hosts, under a name that no other job of the account has."""
 
     job: TrainingJob
     settings: SageMakerSettings
     hosts: tuple[str, ...]
     name: str
-    secret: str = field(default_factory=lambda: secrets.token_hex(16))
 
     @property
     def environment(self) -> dict[str, str]:
@@ -63,10 +66,26 @@ class Submission:
         waiting = {"WORKSHOP_JOIN_SECONDS": str(JOIN_SECONDS)}
         if self.job.strategy == "horovod":
             waiting["HOROVOD_GLOO_TIMEOUT_SECONDS"] = str(JOIN_SECONDS)
-        module = toolkit.MODULES.get(toolkit.SWITCHES.get(self.job.strategy) or "")
-        # AWS's images have set it already, to the same; in others, without it, the toolkit starts plain scripts.
-        starter = {toolkit.STARTER: module} if module and self.settings.mode == "toolkit" else {}
-        return {"PYTHONUNBUFFERED": "1", **waiting, **self.job.environment, **starter}
+        module = {}
+        if self.job.strategy in ("parameter_server", "multi_worker_mirrored"):
+            # AWS's images have set it already, to the same; in others, without it, the toolkit starts plain scripts.
+            module = {toolkit.STARTER: toolkit.TENSORFLOW}
+        elif self.driver and "/" in self.job.script:
+            module = {"PYTHONPATH": CODE}  # the toolkit sets it by itself
+        return {"PYTHONUNBUFFERED": "1", **waiting, **self.job.environment, **module}
+
+    @property
+    def driver(self) -> str | None:
+        """The program of the SDK that starts the script on each host; None where the toolkit does."""
+        return BY_DRIVER.get(self.job.strategy)
+
+    @property
+    def hyperparameters(self) -> dict[str, str]:
+        """The script's arguments, and what the toolkit is told where it starts the script; each value is JSON."""
+        if not self.driver:
+            values = {**self.job.arguments, **toolkit.instructions(self)}
+            return {name: json.dumps(value) for name, value in sorted(values.items())}
+        return {name: _for_driver(value) for name, value in sorted(self.job.arguments.items())}
 
     @property
     def limit_seconds(self) -> int:
@@ -111,21 +130,22 @@ class Submission:
 class Request:
     """A CreateTrainingJob request, exactly as it is sent.
 
-    Attributes:
-        members: with `mode: drivers`, what each host starts.
-        uploads: files that ModelTrainer stores for the job, by their keys in the bucket.
+    `uploads` are the files that ModelTrainer stores for the job, by their keys in the bucket: the SDK's drivers.
     """
 
     submission: Submission
     body: dict[str, Any]
-    members: Members | None
     uploads: Mapping[str, bytes]
 
     def __str__(self) -> str:
-        text = json.dumps(self.body, indent=2)
-        if self.members is not None:
-            text += f"\n\n# drivers/members.json\n{json.dumps(self.members, indent=2)}"
-        return text.replace(self.submission.secret, "****")
+        parts = [json.dumps(self.body, indent=2)]
+        # What torchrun is told; the other drivers are the same for every job.
+        parts += [
+            f"# sm_drivers/distributed.json\n{content.decode()}"
+            for key, content in self.uploads.items()
+            if key.endswith("/distributed.json") and self.submission.driver == BY_DRIVER["torch_ddp"]
+        ]
+        return "\n\n".join(parts)
 
     __repr__ = __str__
 
@@ -137,12 +157,28 @@ def submission_of(job: TrainingJob, settings: SageMakerSettings) -> Submission:
         JobError: if SageMaker's instances cannot run it so; the message says what would be right.
     """
     _check_gpus(job, settings.instance_type)
-    _check_strategy(job, settings.mode == "toolkit")
+    _check_strategy(job)
     count = job.nodes or job.workers
     if job.strategy == "parameter_server":
         count += 1  # the chief, which does not train, has a host of its own
     name = f"{job.name[:42].rstrip('-')}-{time.strftime('%Y%m%d%H%M%S')}-{secrets.token_hex(2)}"
     return Submission(job, settings, toolkit.host_names(count), name)
+
+
+def _for_driver(value: Any) -> str:
+    """A hyperparameter as JSON; twice for text that the SDK's drivers would change.
+
+    They decode it twice, so that "[1]" would be a list, and put it between apostrophes, for a shell.
+    """
+    text = json.dumps(value)
+    if not isinstance(value, str):
+        return text
+    try:
+        json.loads(value)
+    except ValueError:
+        if "'" not in value:
+            return text
+    return json.dumps(text.replace("'", r"\u0027"))
 
 
 def _check_gpus(job: TrainingJob, instance_type: str) -> None:
@@ -168,70 +204,25 @@ def _check_gpus(job: TrainingJob, instance_type: str) -> None:
         )
 
 
-def _check_strategy(job: TrainingJob, by_toolkit: bool) -> None:
-    """Raise JobError for what the toolkit, or the workshop's driver, does not start."""
-    per_host, has_servers = job.processes_per_node or 1, job.strategy == "parameter_server"
-    given, known = f"strategy is {job.strategy!r}", job.strategy in toolkit.SWITCHES
-    strategy = strategy_of(job)
-    if by_toolkit and not known:
-        raise JobError(f"{given}; the toolkit in SageMaker's images does not know it: set mode: drivers")
-    if not by_toolkit and any(spec.children for spec in strategy.plan(job)):
-        advice = "set mode: toolkit" if known else "run it locally"
-        raise JobError(f"{given}; a process that starts the others cannot reach other hosts: {advice}")
-    one_each = by_toolkit and toolkit.SWITCHES[job.strategy] not in toolkit.SEVERAL
-    if per_host > 1 and (has_servers or one_each):
-        starter = "the toolkit" if by_toolkit else "the driver"
-        each = f"with strategy {job.strategy!r} {starter} starts one on each host"
+def _check_strategy(job: TrainingJob) -> None:
+    """Raise JobError for what neither the SDK's drivers nor the toolkit start."""
+    given, per_host, hosts = f"strategy is {job.strategy!r}", job.processes_per_node or 1, job.workers + 1
+    strategy_of(job)
+    if job.strategy not in (*BY_DRIVER, *toolkit.SWITCHES):
+        advice = "run it locally, or use another strategy, such as 'torch_ddp'"
+        raise JobError(f"{given}; nothing in SageMaker's images starts its processes: {advice}")
+    forms = {form for option in TORCHRUN_OPTIONS for form in (option, option.replace("-", "_"))}
+    for name in job.arguments if job.strategy == "torch_ddp" else ():
+        if name not in forms and len([form for form in forms if form.startswith(name)]) > 1:
+            short = "torchrun, which starts the script, takes it for several of its own options"
+            raise JobError(f"arguments.{name} cannot be passed as --{name}: {short}; give it a longer name")
+    switch = toolkit.SWITCHES.get(job.strategy)
+    if per_host > 1 and switch in (toolkit.PARAMETER_SERVER, toolkit.MULTI_WORKER_MIRRORED):
+        each = f"with strategy {job.strategy!r} the toolkit starts one on each host"
         raise JobError(f"processes_per_node is {per_host}; {each}")
-    hosts = job.workers + 1
-    if by_toolkit and has_servers and job.parameter_servers not in (1, hosts):
-        advice = f"the toolkit runs one on each of the {hosts} hosts: leave it out, or set mode: drivers"
+    if switch == toolkit.PARAMETER_SERVER and job.parameter_servers not in (1, hosts):
+        advice = f"the toolkit runs one on each of the {hosts} hosts: leave it out"
         raise JobError(f"parameter_servers is {job.parameter_servers}; {advice}")
-
-
-# What each host starts
-
-
-def addresses(submission: Submission) -> dict[str, str]:
-    """host:port of what listens, by its name: hosts have names before there are any hosts."""
-    if submission.settings.mode == "toolkit":
-        listed = toolkit.cluster(submission).values()
-        return {address: address for addresses in listed for address in addresses}
-    hosts, at = submission.hosts, {}
-    for number, spec in enumerate(strategy_of(submission.job).plan(submission.job, Addresses(nodes=hosts))):
-        if spec.listens:
-            at[spec.name] = f"{hosts[spec.node]}:{FIRST_PORT + number}"
-    return at
-
-
-def members(submission: Submission, at: Mapping[str, str], bind: str = "", **words: str) -> Members:
-    """What each host starts, for `driver` to read there, if what listens is `at` these addresses.
-
-    A rendezvous may `bind` to another one. `words` replace words in braces, as in `ProcessSpec.filled`; {python},
-    {drivers} (the driver's folder) and {interface} are for the driver to replace.
-    """
-    job, hosts = submission.job, submission.hosts
-    if submission.settings.mode == "toolkit":
-        specs = toolkit.plan(submission, at)
-    else:
-        meeting = Addresses(at, hosts, interface="{interface}", secret=submission.secret, bind=bind)
-        specs = strategy_of(job).plan(job, meeting)
-    specs = [spec.filled(script=job.script, programs="{drivers}", **words) for spec in specs]
-    started: dict[str, list[dict[str, Any]]] = {}
-    for node, host in enumerate(hosts):
-        placed = [spec for spec in specs if spec.node == node]
-        # A host without a process to wait for has servers and workers, which leave when their chief does.
-        nothing_required = not any(spec.required for spec in placed)
-        started[host] = [
-            {
-                "name": spec.name,
-                "command": list(spec.argv),
-                "environment": dict(spec.environment),
-                "required": spec.required or (nothing_required and spec.leaves),
-            }
-            for spec in placed
-        ]
-    return started
 
 
 # Images

@@ -1,10 +1,11 @@
 """Classic script mode: what the toolkit inside AWS's images is told, and what it does on each host.
 
-Hyperparameters whose names begin with `sagemaker_` tell it what to start; the others become the script's arguments, and
-every value is JSON. On each host it sets variables, writes files below /opt/ml (`container`) and starts processes
-(`plan`); the emulator does the same. Sources: AWS, "SageMaker training storage folders"; sagemaker-training-toolkit,
-ENVIRONMENT_VARIABLES.md, params.py, runner.py, environment.py and mapping.py; sagemaker-tensorflow-training-toolkit,
-training.py; compared with what version 5.1.4 gives, November 2026.
+The toolkit starts the strategies for which the SDK has no driver: TensorFlow's, and MPI. Hyperparameters whose names
+begin with `sagemaker_` tell it what to start; the others become the script's arguments, and every value is JSON. On
+each host it sets variables, writes files below /opt/ml (`container`) and starts the script (`script`); the emulator
+does the same. Sources: AWS, "SageMaker training storage folders"; sagemaker-training-toolkit, ENVIRONMENT_VARIABLES.md,
+params.py, runner.py, environment.py and mapping.py; sagemaker-tensorflow-training-toolkit, training.py; compared with
+what version 5.1.4 gives, November 2026.
 """
 
 from __future__ import annotations
@@ -20,41 +21,31 @@ import yaml
 
 from workshop_utils.jobs import StrategyName
 from workshop_utils.launchers.template import filled
-from workshop_utils.strategies import PROGRAMS, PYTHON, SCRIPT, STRATEGIES, ProcessSpec
+from workshop_utils.network import LOOPBACK_INTERFACE
+from workshop_utils.strategies import PYTHON, SCRIPT, STRATEGIES, ProcessSpec
 
 if TYPE_CHECKING:
-    from workshop_utils.launchers.sagemaker.request import Submission
+    from workshop_utils.launchers.sagemaker.request import Request, Submission
 
 Texts = dict[str, str]
 
 PARAMETER_SERVER = "sagemaker_parameter_server_enabled"
 MPI = "sagemaker_mpi_enabled"
 MULTI_WORKER_MIRRORED = "sagemaker_multi_worker_mirrored_strategy_enabled"
-TORCH_DISTRIBUTED = "sagemaker_torch_distributed_enabled"
 
 # Ports at which the processes meet.
 MASTER_PORT, SERVER_PORT = 2222, 2223  # parameter servers: the master's and workers', and the servers'
 MIRRORED_PORT = 8890
-TORCH_PORT = 7777  # torchrun's rendezvous
 
-
-# The hyperparameter that asks for a strategy; None for a script on its own.
-SWITCHES: dict[StrategyName, str | None] = {
-    "single": None,
+# The hyperparameter that asks for a strategy.
+SWITCHES: dict[StrategyName, str] = {
     "parameter_server": PARAMETER_SERVER,
     "multi_worker_mirrored": MULTI_WORKER_MIRRORED,
     "horovod": MPI,  # Horovod takes its ranks from MPI
     "mpi": MPI,
-    "torch_ddp": TORCH_DISTRIBUTED,
 }
-STARTER = "SAGEMAKER_TRAINING_MODULE"
-# What it must name for the toolkit to heed a switch. Without it, it knows MPI and plain scripts.
-MODULES = {
-    PARAMETER_SERVER: "sagemaker_tensorflow_container.training:main",
-    MULTI_WORKER_MIRRORED: "sagemaker_tensorflow_container.training:main",
-    TORCH_DISTRIBUTED: "sagemaker_pytorch_container.training:main",
-}
-SEVERAL = (MPI, TORCH_DISTRIBUTED)  # with these, the toolkit can start several processes on a host
+# What makes the toolkit heed TensorFlow's switches. Without it, it knows MPI and plain scripts.
+STARTER, TENSORFLOW = "SAGEMAKER_TRAINING_MODULE", "sagemaker_tensorflow_container.training:main"
 
 
 def host_names(count: int) -> tuple[str, ...]:
@@ -62,30 +53,23 @@ def host_names(count: int) -> tuple[str, ...]:
     return tuple(sorted(f"algo-{number}" for number in range(1, count + 1)))
 
 
-def hyperparameters(submission: Submission) -> dict[str, str]:
-    """HyperParameters of the request: the script's arguments, and what the toolkit is told.
+def instructions(submission: Submission) -> dict[str, Any]:
+    """The hyperparameters that are for the toolkit.
 
     There is no `model_dir` among them: the toolkit would pass it to the script as an argument, and the workshop's
     scripts find their folder in SM_MODEL_DIR, so that they run unmodified.
     """
-    job, settings = submission.job, submission.settings
-    values: dict[str, Any] = {**job.arguments, "sagemaker_program": job.script}
-    if settings.mode == "toolkit":
-        values |= {
-            "sagemaker_submit_directory": submission.source_uri,
-            "sagemaker_job_name": submission.name,
-            "sagemaker_region": settings.region_name,
-            "sagemaker_container_log_level": 20,
-        }
-        switch = SWITCHES[job.strategy]
-        if switch:
-            values[switch] = True
-        if switch in SEVERAL:  # torchrun's number has the same name
-            values["sagemaker_mpi_num_of_processes_per_host"] = job.processes_per_node or 1
-        if switch == TORCH_DISTRIBUTED:
-            values["sagemaker_instance_type"] = settings.instance_type
-    # As the SDK's version 2 sends it, so that a number comes out of it as a number.
-    return {name: json.dumps(value) for name, value in sorted(values.items())}
+    job, switch = submission.job, SWITCHES[submission.job.strategy]
+    per_host = {"sagemaker_mpi_num_of_processes_per_host": job.processes_per_node or 1}
+    return {
+        "sagemaker_program": job.script,
+        "sagemaker_submit_directory": submission.source_uri,
+        "sagemaker_job_name": submission.name,
+        "sagemaker_region": submission.settings.region_name,
+        "sagemaker_container_log_level": 20,
+        switch: True,
+        **(per_host if switch == MPI else {}),
+    }
 
 
 def arguments(own: Mapping[str, Any]) -> list[str]:
@@ -109,74 +93,61 @@ def parameter_server_cluster(hosts: Sequence[str]) -> dict[str, list[str]]:
 
 
 def cluster(submission: Submission) -> dict[str, list[str]]:
-    """The addresses, as `host:port`, at which the processes of a job find each other, by role."""
+    """The addresses, as `host:port`, at which TensorFlow's processes find each other, by role."""
     hosts, switch = submission.hosts, SWITCHES[submission.job.strategy]
     if switch == PARAMETER_SERVER:
         return parameter_server_cluster(hosts)
-    if switch == MULTI_WORKER_MIRRORED:
-        return {"worker": [f"{host}:{MIRRORED_PORT}" for host in hosts]}
-    return {"store": [f"{hosts[0]}:{TORCH_PORT}"]} if switch == TORCH_DISTRIBUTED else {}
+    mirrored = {"worker": [f"{host}:{MIRRORED_PORT}" for host in hosts]}
+    return mirrored if switch == MULTI_WORKER_MIRRORED else {}
 
 
-def plan(submission: Submission, at: Mapping[str, str]) -> list[ProcessSpec]:
-    """The processes that the toolkit starts on the hosts. `at` translates the addresses of `cluster`."""
-    job, hosts, switch = submission.job, submission.hosts, SWITCHES[submission.job.strategy]
-    script = (SCRIPT, *arguments(job.arguments))
-    if switch == MPI:  # mpirun on the first host starts all ranks
+def script(submission: Submission, node: int, cluster: Mapping[str, Sequence[str]]) -> ProcessSpec:
+    """The script on host number `node`, as the toolkit starts it. With MPI, the first host starts all ranks."""
+    job, switch = submission.job, SWITCHES[submission.job.strategy]
+    words = (SCRIPT, *arguments(job.arguments))
+    if switch == MPI:
         mpirun = STRATEGIES["mpi"].plan(job)[0]
-        return [replace(mpirun, argv=(*mpirun.argv[: mpirun.argv.index(SCRIPT)], *script))]
-    translated = {role: [at[address] for address in listed] for role, listed in cluster(submission).items()}
-    specs = []
-    for node in range(len(hosts)):
-        command, variables = (PYTHON, *script), {}
-        if switch == PARAMETER_SERVER:
-            role, index = ("worker", node - 1) if node else ("master", 0)
-            variables["TF_CONFIG"] = _tf_config(translated, role, index)
-            config = _tf_config(translated, "ps", node)
-            server = (PYTHON, f"{PROGRAMS}/emulated_instance.py", "server", config)
-            # A server beside the script on every host. All hosts but the first wait until the first has gone.
-            specs.append(ProcessSpec("ps", node, node=node, argv=server, required=node > 0))
-        elif switch == MULTI_WORKER_MIRRORED:
-            variables["TF_CONFIG"] = _tf_config(translated, "worker", node)
-        elif switch == TORCH_DISTRIBUTED:
-            variables["GLOO_SOCKET_IFNAME"] = "{interface}"
-            words = ["--nnodes", str(len(hosts)), "--nproc_per_node", str(job.processes_per_node or 1)]
-            if len(hosts) > 1:  # one host alone gets no rendezvous
-                address, _, port = translated["store"][0].rpartition(":")
-                words += ["--master_addr", address, "--master_port", port, "--node_rank", str(node)]
-            command = (PYTHON, "-m", "torch.distributed.run", *words, *script)
-        specs.append(ProcessSpec("script", node, node=node, argv=command, environment=variables))
-    return specs
+        ranks = replace(mpirun, argv=(*mpirun.argv[: mpirun.argv.index(SCRIPT)], *words))
+        return ProcessSpec("host", node, argv=("true",)) if node else ranks
+    role, index = "worker", node
+    if switch == PARAMETER_SERVER:
+        role, index = ("worker", node - 1) if node else ("master", 0)
+    variables = {"TF_CONFIG": tf_config(cluster, role, index)}
+    return ProcessSpec("script", node, argv=(PYTHON, *words), environment=variables)
 
 
-def _tf_config(cluster: Mapping[str, Sequence[str]], role: str, index: int) -> str:
+def tf_config(cluster: Mapping[str, Sequence[str]], role: str, index: int) -> str:
+    """TF_CONFIG as the toolkit writes it, for one process of `cluster`."""
     return json.dumps({"cluster": cluster, "environment": "cloud", "task": {"index": index, "type": role}})
 
 
 # What a container holds
 
 
-def container(submission: Submission, host: str, root: str, interface: str) -> tuple[Texts, Texts]:
-    """What the container of `host` finds below `root`: the files of `input/config`, and its variables."""
+def container(request: Request, host: str, root: str) -> tuple[Texts, Texts]:
+    """What the container of `host` finds below `root`: the files of `input/config`, and the toolkit's variables."""
+    submission = request.submission
     job, hosts, settings = submission.job, list(submission.hosts), submission.settings
-    parameters = hyperparameters(submission)
+    parameters = submission.hyperparameters
     asked = {name: json.loads(text) for name, text in parameters.items() if name not in job.arguments}
+    channel = {"TrainingInputMode": settings.input_mode, "S3DistributionType": "FullyReplicated"}
+    channel["RecordWrapperType"] = "None"
     values = {
         "host": host,
         "hosts": hosts,
         "is_master": host == hosts[0],
         "master": hosts[0],
         "instance_type": settings.instance_type,
-        "input_mode": settings.input_mode,
-        "interface": interface,
+        "channels": {each["ChannelName"]: channel for each in request.body.get("InputDataConfig", [])},
+        "interface": LOOPBACK_INTERFACE,
         "name": submission.name,
         "script": job.script,
         "module": job.script.removesuffix(".py"),
-        "source": asked.get("sagemaker_submit_directory", f"{root}/input/data/code"),
+        "source": submission.source_uri,
         "arguments": job.arguments,
         "user_args": arguments(job.arguments),
         "parameters": parameters,
-        "switches": {n: asked[n] for n in asked if n.endswith(("_enabled", "_per_host", "_type"))},
+        "switches": {n: asked[n] for n in asked if n.endswith(("_enabled", "_per_host"))},
         "cpus": os.cpu_count() or 1,
         "gpus": 0,
         "neurons": 0,
@@ -186,7 +157,7 @@ def container(submission: Submission, host: str, root: str, interface: str) -> t
     files = {name: json.dumps(content) for name, content in contents["files"].items()}
     named = contents["variables"] | {f"hp_{name}": value for name, value in job.arguments.items()}
     variables = {f"SM_{name.upper()}": _as_text(value) for name, value in named.items()}
-    return files, {**variables, "TRAINING_JOB_NAME": submission.name, "CURRENT_HOST": host}
+    return files, {**variables, "CURRENT_HOST": host}
 
 
 def _as_text(value: Any) -> str:

@@ -3,9 +3,10 @@
 ModelTrainer talks to a session that reaches no one: its uploads are noted, and its calls are answered here, through the
 events in which botocore lets others answer before there is a connection. A launch sends exactly what was noted.
 
-With `mode: toolkit`, ModelTrainer gets no `source_code`: the toolkit inside the image starts the script, as the
-hyperparameters tell it. (The SDK's own MPI driver would start the ranks of the first host alone.) With `mode: drivers`,
-the workshop's driver is one of the SDK's. This module takes seconds to import, since the SDK does.
+The SDK's drivers start plain scripts and, by `Torchrun`, PyTorch's ranks. It has none for TensorFlow's strategies, and
+that for MPI would start the ranks of the first host alone: there ModelTrainer gets no `source_code`, and the toolkit
+inside the image starts the script, as the hyperparameters tell it. This module takes seconds to import, since the SDK
+does.
 """
 
 from __future__ import annotations
@@ -14,8 +15,6 @@ import functools
 import json
 import logging
 import os
-import shutil
-import tempfile
 from collections.abc import Mapping
 from pathlib import Path
 from types import SimpleNamespace
@@ -29,13 +28,13 @@ from sagemaker.core.config.config_manager import SageMakerConfig
 from sagemaker.core.helper.session_helper import Session
 from sagemaker.core.training.configs import Compute, Networking, SourceCode
 from sagemaker.train import ModelTrainer
-from sagemaker.train.distributed import DistributedConfig
+from sagemaker.train.distributed import Torchrun
 
 from workshop_utils.jobs import JobError
 from workshop_utils.jobs.quantities import seconds_of
-from workshop_utils.launchers.sagemaker import check, request, toolkit
+from workshop_utils.launchers.sagemaker import check, request
 from workshop_utils.launchers.sagemaker.account import TAG
-from workshop_utils.launchers.sagemaker.request import Members, Request, Submission
+from workshop_utils.launchers.sagemaker.request import Request, Submission
 
 NO_TELEMETRY = {"SchemaVersion": "1.0", "SageMaker": {"PythonSDK": {"Modules": {"TelemetryOptOut": True}}}}
 # A learner may not be allowed to look at roles; AWS says what is wrong with one when the job is created.
@@ -51,13 +50,10 @@ def render(submission: Submission) -> Request:
     """
     settings = submission.settings
     check.instance_type(settings.instance_type)
-    started = None
-    if settings.mode == "drivers":
-        started = request.members(submission, request.addresses(submission), bind="0.0.0.0")
     session = _session(settings.region_name, settings.bucket_name)
     session.uploads, session.body = {}, {}
     try:
-        _train(submission, started, session)
+        _train(submission, session)
     except JobError:
         raise
     except (ValueError, BotoCoreError) as error:
@@ -66,7 +62,7 @@ def render(submission: Submission) -> Request:
     body = {**session.body, "TrainingJobName": submission.name}
     check.body(body)
     check.rules(body)
-    return Request(submission, body, started, session.uploads)
+    return Request(submission, body, session.uploads)
 
 
 class OfflineSession(Session):
@@ -108,76 +104,58 @@ class NoDefaults(SageMakerConfig):
         """No value for anything that is left out."""
 
 
-class WorkshopDriver(DistributedConfig):
-    """The workshop's driver as one of the SDK's, which brings its folder along."""
-
-    folder: str
-
-    @property
-    def driver_dir(self) -> str:
-        """The folder."""
-        return self.folder
-
-    @property
-    def driver_script(self) -> str:
-        """The program in it that the SDK's entry point calls."""
-        return request.DRIVERS[0].name
-
-
-def _train(submission: Submission, started: Members | None, session: OfflineSession) -> None:
+def _train(submission: Submission, session: OfflineSession) -> None:
     """Have ModelTrainer send the job to `session`."""
     settings = submission.settings
     # Running, waiting for spot instances, and starting again on others, which takes minutes each time.
     wait = settings.max_wait or f"{submission.limit_seconds + 3600}s"
     checkpoints = submission.checkpoint_uri
-    with tempfile.TemporaryDirectory() as folder:
-        trainer = ModelTrainer(
-            sagemaker_session=session,
-            config_mgr=NoDefaults(),
-            base_job_name="sdk",
-            input_s3_key_prefix=f"{request.PREFIX}/source/{submission.name}",
-            role=settings.role,
-            training_image=request.image_for(submission.job, settings),
-            training_input_mode=settings.input_mode,
-            hyperparameters=toolkit.hyperparameters(submission),
-            environment=submission.environment,
-            output_data_config=shapes.OutputDataConfig(s3_output_path=submission.output_uri),
-            checkpoint_config=checkpoints
-            and shapes.CheckpointConfig(s3_uri=checkpoints, local_path="/opt/ml/checkpoints"),
-            compute=Compute(
-                instance_type=settings.instance_type,
-                instance_count=len(submission.hosts),
-                volume_size_in_gb=settings.volume_gb,
-                enable_managed_spot_training=settings.spot or None,
-            ),
-            stopping_condition=shapes.StoppingCondition(
-                max_runtime_in_seconds=submission.limit_seconds,
-                max_wait_time_in_seconds=round(seconds_of(wait)) if settings.spot else None,
-            ),
-            networking=Networking(
-                subnets=list(settings.subnets) or None,
-                security_group_ids=list(settings.security_groups) or None,
-            ),
-            tags=[
-                shapes.Tag(key=key, value=value)
-                for key, value in {TAG["Key"]: TAG["Value"], **settings.tags}.items()
-            ],
-            **_driver(submission, started, Path(folder)),
-        )
-        # Every host gets all of the data, since strategies differ in how they read shards.
-        channels = []
-        if submission.job.data is not None:
-            channels.append(trainer.create_input_data_channel("training", submission.data_uri))
-            channels[0].input_mode = settings.input_mode
-        trainer.train(channels or None, wait=False, logs=False)
+    trainer = ModelTrainer(
+        sagemaker_session=session,
+        config_mgr=NoDefaults(),
+        base_job_name="sdk",
+        input_s3_key_prefix=f"{request.PREFIX}/source/{submission.name}",
+        role=settings.role,
+        training_image=request.image_for(submission.job, settings),
+        training_input_mode=settings.input_mode,
+        hyperparameters=submission.hyperparameters,
+        environment=submission.environment,
+        output_data_config=shapes.OutputDataConfig(s3_output_path=submission.output_uri),
+        checkpoint_config=checkpoints
+        and shapes.CheckpointConfig(s3_uri=checkpoints, local_path="/opt/ml/checkpoints"),
+        compute=Compute(
+            instance_type=settings.instance_type,
+            instance_count=len(submission.hosts),
+            volume_size_in_gb=settings.volume_gb,
+            enable_managed_spot_training=settings.spot or None,
+        ),
+        stopping_condition=shapes.StoppingCondition(
+            max_runtime_in_seconds=submission.limit_seconds,
+            max_wait_time_in_seconds=round(seconds_of(wait)) if settings.spot else None,
+        ),
+        networking=Networking(
+            subnets=list(settings.subnets) or None,
+            security_group_ids=list(settings.security_groups) or None,
+        ),
+        tags=[
+            shapes.Tag(key=key, value=value)
+            for key, value in {TAG["Key"]: TAG["Value"], **settings.tags}.items()
+        ],
+        **_driver(submission),
+    )
+    # Every host gets all of the data, since strategies differ in how they read shards.
+    channels = []
+    if submission.job.data is not None:
+        channels.append(trainer.create_input_data_channel("training", submission.data_uri))
+        channels[0].input_mode = settings.input_mode
+    trainer.train(channels or None, wait=False, logs=False)
 
 
-def _driver(submission: Submission, started: Members | None, folder: Path) -> dict[str, Any]:
-    """ModelTrainer's arguments with `mode: drivers`; the driver is laid out in `folder`."""
-    if started is None:
+def _driver(submission: Submission) -> dict[str, Any]:
+    """ModelTrainer's arguments that name the driver; none where the toolkit starts the script."""
+    job = submission.job
+    if not submission.driver:
         return {}
-    for path in request.DRIVERS:
-        shutil.copy(path, folder)
-    (folder / "members.json").write_text(json.dumps(started), encoding="utf-8")
-    source = SourceCode(source_dir=submission.source_uri, entry_script=submission.job.script)
-    return {"source_code": source, "distributed": WorkshopDriver(folder=str(folder))}
+    source = SourceCode(source_dir=submission.source_uri, entry_script=job.script)
+    torchrun = Torchrun(process_count_per_node=job.processes_per_node or 1)
+    return {"source_code": source, "distributed": torchrun if job.strategy == "torch_ddp" else None}
