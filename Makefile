@@ -1,6 +1,6 @@
 # Every target first completes the set-up; once that is done, it costs a tenth of a second.
 .DEFAULT_GOAL := help
-.PHONY: help setup packages run lab test lint types unit notebooks fuzz soak test-browser bench site clean
+.PHONY: help setup packages run lab test check lint types light processes notebooks fuzz soak test-browser bench site clean
 MAKEFLAGS += --no-print-directory
 
 # It starts the set-up, which finds a supported version itself.
@@ -38,9 +38,13 @@ run: setup ## execute all lessons into build/, with a report (WORKERS=4 SIZE=sma
 lab: packages ## open JupyterLab on your own copy of the lessons, my_lessons/; Horovod compiles meanwhile
 	@$(BIN)/workshop lab my_lessons
 
-test: setup ## all checks: lint, types, unit tests, notebooks
+test: setup ## all checks: those of `check`, tests of processes and frameworks, notebooks
+	@$(MAKE) check
+	@code=0; $(MAKE) processes || code=1; $(MAKE) notebooks || code=1; exit $$code
+
+check: setup ## what needs no framework and starts no process: lint, types, light tests; at most two minutes
 	@$(MAKE) lint
-	@code=0; $(MAKE) -j 2 -k types unit || code=1; $(MAKE) notebooks || code=1; exit $$code
+	@$(MAKE) -j 2 -k types light
 
 lint: setup ## ruff: rules and format; import-linter: which module may import which
 	$(call step,lint,$(BIN)/ruff check . && $(BIN)/ruff format --check . && $(BIN)/lint-imports --no-cache --no-logo)
@@ -49,13 +53,16 @@ types: setup ## mypy
 	$(call step,types,$(BIN)/mypy)
 
 # One thread per process: tests already start several processes on every core.
-unit notebooks: export OMP_NUM_THREADS := 1
-unit notebooks: export TF_CPP_MIN_LOG_LEVEL := 2
+light processes notebooks: export OMP_NUM_THREADS := 1
+light processes notebooks: export TF_CPP_MIN_LOG_LEVEL := 2
 
-# Three files at a time: tests of real processes wait more than they compute. The slowest
+light: setup ## tests that need no framework and start no process
+	$(call step,light tests,$(BIN)/pytest --light -r fEs)
+
+# Several files at a time: tests of real processes wait more than they compute. The slowest
 # come first: tests/conftest.py sorts them.
-unit: setup ## unit tests
-	$(call step,unit tests,$(BIN)/pytest -n 3 --dist loadfile --no-loadscope-reorder -r fEs)
+processes: setup ## tests of real processes and frameworks
+	$(call step,tests of processes and frameworks,$(BIN)/pytest -m processes -n 4 --dist loadfile --no-loadscope-reorder -r fEs)
 
 notebooks: export WORKSHOP_SIZE := small
 # The learner's edition is the source without its solutions, in its own folder.

@@ -69,16 +69,64 @@ class ByFile(LoadFileScheduling):
         return f"{file} {lesson}" if file.endswith("test_wrong_answers.py") else file
 
 
+# What `make check` does without: their import alone takes seconds.
+FRAMEWORKS = {"torch", "tensorflow", "jax", "horovod", "pyspark", "transformers", "keras", "elephas"}
+STARTS = {"subprocess.Popen", "os.fork", "os.forkpty", "os.posix_spawn", "os.exec", "os.system"}
+_light_test: str | None = None  # the test that runs under --light
+
+
+def pytest_addoption(parser):
+    parser.addoption(
+        "--light",
+        action="store_true",
+        help="only tests without the mark `processes`; one that starts a process or imports a framework fails",
+    )
+
+
+def pytest_ignore_collect(collection_path, config):
+    """Files whose tests all start processes may import a framework, so they are not even imported."""
+    if config.getoption("light") and collection_path.suffix == ".py":
+        marks = (
+            collection_path.read_text(encoding="utf-8").partition("\npytestmark = ")[2].partition("\n\n")[0]
+        )
+        return True if "mark.processes" in marks else None
+    return None
+
+
+def _refuse_in_light_tests(event, arguments):
+    if _light_test and (event in STARTS or (event == "import" and arguments[0] in FRAMEWORKS)):
+        pytest.fail(f"{_light_test} needs pytest.mark.processes: {event} of {arguments[0]}")
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_protocol(item):
+    global _light_test
+    _light_test = item.nodeid if item.config.getoption("light") else None
+    try:
+        return (yield)
+    finally:
+        _light_test = None
+
+
+def pytest_configure(config):
+    if config.getoption("light"):
+        sys.addaudithook(_refuse_in_light_tests)
+
+
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_make_scheduler(config, log):
     """Wrong answers to different lessons are refused side by side, as `make unit` runs them."""
     return ByFile(config, log) if config.getoption("dist") == "loadfile" else None
 
 
-def pytest_collection_modifyitems(items):
+def pytest_collection_modifyitems(config, items):
     """The folders whose files take longest come first, or one of those files would run alone at the end."""
     slow = ("tests/launchers", "tests/jobs", "tests/guards")
     items.sort(key=lambda item: not item.nodeid.startswith(slow))
+    if config.getoption("light"):
+        heavy = [item for item in items if item.get_closest_marker("processes")]
+        items[:] = [item for item in items if item not in heavy]
+        config.hook.pytest_deselected(items=heavy)
 
 
 @pytest.fixture(autouse=True)

@@ -7,6 +7,8 @@ from pathlib import Path
 
 import pytest
 
+pytestmark = pytest.mark.processes
+
 BENCHMARKS = Path(__file__).with_name("benchmarks")
 
 
@@ -15,7 +17,6 @@ def bench(*words):
     return subprocess.run(command, capture_output=True, text=True, check=False, timeout=240)
 
 
-@pytest.mark.slow
 def test_each_measurement_is_a_row_with_its_ratio_and_bar_and_the_exit_code_says_whether_all_were_met():
     done = bench("all_reduce", "--quick")
     rows = [line for line in done.stdout.splitlines() if line.startswith("all-reduce of ")]

@@ -23,7 +23,7 @@ for step in range(3):
 """
 COMMAND = [sys.executable, "-c", "from workshop_utils.cli import main; main()", "launch"]
 
-pytestmark = pytest.mark.usefixtures("nothing_is_left")
+pytestmark = [pytest.mark.processes, pytest.mark.usefixtures("nothing_is_left")]
 
 
 def launch(job, *arguments):

@@ -80,6 +80,7 @@ def test_relative_links_lead_somewhere(page):
         assert path.exists(), link
 
 
+@pytest.mark.processes
 @pytest.mark.parametrize("page", PAGES, ids=name_of)
 def test_files_targets_modules_commands_and_options_that_are_named_exist(page):
     folders = r"`((?:jobs|docs|images|notebooks|tests|workshop_utils|\.devcontainer)/[\w./*-]*)`"
@@ -146,6 +147,7 @@ def test_links_into_the_documents_lead_to_a_heading_of_theirs():
         assert anchors <= {re.sub(r"[^\w -]", "", each).lower().replace(" ", "-") for each in headings}, name
 
 
+@pytest.mark.processes
 def test_the_readme_fits_on_a_few_screens_and_its_commands_run(tmp_path):
     assert len(README.splitlines()) <= 150
     commands = [

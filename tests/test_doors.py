@@ -87,6 +87,7 @@ def notebook_instance(machine):
     return script
 
 
+@pytest.mark.processes
 @pytest.mark.parametrize("code", [0, 3])
 def test_binder_builds_horovod_keeps_no_second_copy_and_lays_out_the_lessons(code, machine):
     machine.program("workshop", f'[ "$1" != install-horovod ] || touch "$WORKSHOP_CACHE/x"; exit {code}\n')
@@ -97,6 +98,7 @@ def test_binder_builds_horovod_keeps_no_second_copy_and_lays_out_the_lessons(cod
     assert code or not list(machine.root.glob("tmp*"))
 
 
+@pytest.mark.processes
 @pytest.mark.parametrize("door", ["studio", "notebook instance"])
 def test_sagemaker_starts_at_once_and_sets_the_workshop_up_behind_it(door, machine):
     assert len(base64.b64encode(STUDIO.encode())) <= MOST_CHARACTERS
@@ -162,6 +164,7 @@ def test_a_notebook_instance_stops_when_no_kernel_and_no_terminal_has_worked(
     assert stopped == ([{"NotebookInstanceName": "mine"}] if is_stopped else [])
 
 
+@pytest.mark.processes
 def test_by_hand_the_script_is_the_template_s():
     folder = ROOT / "jobs" / "clusters" / "sagemaker"
     (command,) = re.findall(r"```sh\n(sed .*?)```", (folder / "README.md").read_text(), re.DOTALL)
@@ -187,6 +190,7 @@ def test_the_page_on_set_up_attaches_the_script_to_studio_by_requests_that_aws_w
     assert called == ["CreateStudioLifecycleConfig", "UpdateDomain"]
 
 
+@pytest.mark.processes
 def test_colab_s_cells_set_up_run_a_lesson_and_show_it(machine):
     pattern = r"^\*\*Colab\.\*\*.*?```sh\n%%bash\n(.*?)```.*?```python\n(.*?)```"
     ((first, second),) = re.findall(pattern, SET_UP, flags=re.MULTILINE | re.DOTALL)

@@ -75,6 +75,7 @@ def called(job, *arguments):
 TRAVELS = yaml.safe_load(Path(__file__).with_name("travelling_cells.yaml").read_text(encoding="utf-8"))
 
 
+@pytest.mark.processes
 @pytest.mark.parametrize("text", TRAVELS.values(), ids=TRAVELS)
 def test_what_a_function_uses_travels(notebook, text):
     notebook.cell(text)
@@ -109,6 +110,7 @@ CORPUS = Path(__file__).with_name("guards") / "bad_inputs.yaml"
 REFUSED = yaml.safe_load(CORPUS.read_text(encoding="utf-8"))["functions"]
 
 
+@pytest.mark.processes
 @pytest.mark.parametrize("entry", REFUSED, ids=lambda entry: entry["says"][0])
 def test_what_cannot_travel_is_refused_by_name(notebook, tmp_path, entry):
     (tmp_path / "own_helper.py").write_text("def f(): return 1\n")
@@ -198,12 +200,8 @@ ARGUMENTS = {
 }
 
 
-ELSEWHERE = (EmulatedSageMaker, EmulatedKubernetes)
-
-
-@pytest.mark.parametrize(
-    "target", [Local, *(pytest.param(each, marks=pytest.mark.slow) for each in ELSEWHERE)]
-)
+@pytest.mark.processes
+@pytest.mark.parametrize("target", [Local, EmulatedSageMaker, EmulatedKubernetes])
 def test_a_function_s_job_gives_on_every_target_what_on_ranks_gives(target, notebook, data_folder):
     notebook.cell(PROGRAM)
     values = on_ranks(2, notebook["program"], ARGUMENTS).values

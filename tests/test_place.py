@@ -159,6 +159,7 @@ def test_a_report_is_one_line_of_strict_json(capsys, monkeypatch):
     assert record == {**whose, "loss": 0.5, "accuracy": None, "samples_per_second": None, "epoch": 2}
 
 
+@pytest.mark.processes
 def test_a_script_that_asks_for_its_place_says_once_that_it_started_and_answers_where_it_stands():
     script = "from workshop_utils import place; place.here(); place.here(); input()"
     with subprocess.Popen(
@@ -176,6 +177,7 @@ def test_a_script_that_asks_for_its_place_says_once_that_it_started_and_answers_
     assert process.returncode == 0
 
 
+@pytest.mark.processes
 def test_place_and_a_profile_without_steps_need_the_standard_library_alone(tmp_path):
     script = f"""
 import sys; sys.path.insert(0, {str(Path(place.__file__).parents[1])!r})

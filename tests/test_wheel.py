@@ -13,6 +13,8 @@ import pytest
 
 from workshop_utils.launchers.targets import TARGETS
 
+pytestmark = pytest.mark.processes
+
 ROOT = Path(__file__).parents[1]
 FOR_WHEEL = ("pyproject.toml", "README.md", "LICENSE")  # beside the package
 CONFIGS = {
@@ -115,7 +117,6 @@ def test_the_wheel_holds_every_file_of_the_package(wheel):
     assert {*tracked} <= {*zipfile.ZipFile(wheel).namelist()}
 
 
-@pytest.mark.slow
 def test_without_a_checkout_jobs_are_launched_and_rendered_and_a_cluster_is_emulated(installed, tmp_path):
     for name, job in {"mine": JOB, "ddp": JOB.replace("ring", "torch_ddp")}.items():
         (tmp_path / name).mkdir()

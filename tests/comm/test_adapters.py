@@ -16,6 +16,7 @@ def test_what_is_no_tensor_is_refused_by_its_type():
         threads.run(2, lambda communicator: ring_all_reduce(communicator, [1.0]))
 
 
+@pytest.mark.processes
 def test_a_collective_on_arrays_imports_no_framework():
     program = (
         "import sys, numpy, workshop_utils.comm.threads as threads, workshop_utils.comm.ring as ring\n"
@@ -25,7 +26,7 @@ def test_a_collective_on_arrays_imports_no_framework():
     subprocess.run([sys.executable, "-c", program], check=True, timeout=120)
 
 
-@pytest.mark.slow
+@pytest.mark.processes
 @pytest.mark.parametrize("dtype", ["float32", "float16", "bfloat16"])
 @pytest.mark.parametrize("all_reduce", [ring_all_reduce, tree_all_reduce])
 def test_gradients_of_torch_parameters_are_reduced_where_they_are(all_reduce, dtype):
@@ -45,7 +46,7 @@ def test_gradients_of_torch_parameters_are_reduced_where_they_are(all_reduce, dt
         assert torch.equal(parameter.detach(), torch.full((2, 5), 3.0, dtype=parameter.dtype))
 
 
-@pytest.mark.slow
+@pytest.mark.processes
 def test_torch_tensors_that_numpy_cannot_see_are_refused_with_the_way_out():
     torch = pytest.importorskip("torch")
     with pytest.raises(TypeError, match=r"float8_e5m2.*tensor\.float\(\)"):

@@ -12,7 +12,7 @@ from workshop_utils.comm.ring import ring_all_reduce
 from workshop_utils.comm.tree import tree_all_reduce
 from workshop_utils.ranks import RanksFailed
 
-pytestmark = pytest.mark.slow
+pytestmark = pytest.mark.processes
 
 # One of each pattern of messages; the guards count what every collective sends.
 COLLECTIVES = (

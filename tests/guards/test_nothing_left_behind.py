@@ -18,7 +18,10 @@ from adapter import LAUNCH_IN_A_CELL, ROOT
 from conftest import eventually, marked_processes, network_namespaces, shared_memory
 from jupyter_client.manager import KernelManager
 
-pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="processes are told apart by /proc")
+pytestmark = [
+    pytest.mark.processes,
+    pytest.mark.skipif(sys.platform != "linux", reason="processes are told apart by /proc"),
+]
 
 WORKSHOP = Path(sys.executable).with_name("workshop")
 # Jobs that end by themselves, and jobs that go on until they are ended: these communicate, but few load an optimizer.

@@ -14,6 +14,8 @@ import pytest
 import yaml
 from adapter import ROOT
 
+pytestmark = pytest.mark.processes
+
 WRONG = yaml.safe_load(Path(__file__).with_name("wrong_answers.yaml").read_text(encoding="utf-8"))
 NOTEBOOKS = {path.stem: path for path in sorted((ROOT / "notebooks").glob("*.ipynb"))}
 FEWEST = 5  # wrong answers of an exercise

@@ -34,7 +34,7 @@ RANK = """
     dist.destroy_process_group()
 """
 
-pytestmark = pytest.mark.slow
+pytestmark = pytest.mark.processes
 
 
 def torchx(line, folder=ROOT):

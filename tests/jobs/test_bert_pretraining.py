@@ -14,7 +14,7 @@ JOB = JOBS / "bert_pretraining"
 TINY = {"layers": 1, "hidden": 32, "sequence": 24, "warmup_steps": 2, "dropout": 0.0, "steps": 4}
 CLS, SEP, MASK, NOT_ASKED = 2, 3, 4, -100
 
-pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("bert_is_imported")]
+pytestmark = [pytest.mark.processes, pytest.mark.usefixtures("bert_is_imported")]
 
 
 @pytest.fixture(scope="module")

@@ -9,7 +9,7 @@ from torch.nn.functional import cross_entropy
 
 from workshop_utils.training import data
 
-pytestmark = pytest.mark.slow
+pytestmark = pytest.mark.processes
 
 ROUNDS, LOCAL_STEPS, BATCH, RATE, OUTER, MOMENTUM = 3, 4, 8, 0.1, 0.7, 0.9
 

@@ -25,6 +25,8 @@ sys.path[:0] = [str(ROOT / "jobs" / "clusters" / "eks"), str(ROOT / "tests" / "l
 import eks  # type: ignore[import-not-found]  # noqa: E402  # a program beside the clusters
 import kubernetes_api  # noqa: E402
 
+pytestmark = pytest.mark.processes
+
 FOLDER = eks.ROOT / eks.FOLDER
 
 

@@ -9,7 +9,7 @@ from workshop_utils.launchers.restarting import Restarting
 from workshop_utils.runs import RunFailed
 from workshop_utils.training import checkpoints
 
-pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("nothing_is_left")]
+pytestmark = [pytest.mark.processes, pytest.mark.usefixtures("nothing_is_left")]
 
 
 KILLED = {"kill_rank": 1, "kill_step": 37}

@@ -11,7 +11,7 @@ SIZES, BATCH = GPTSizes(), 8
 TOKENS = BATCH * SIZES.sequence
 STEPS = 3
 
-pytestmark = pytest.mark.slow
+pytestmark = pytest.mark.processes
 
 
 def trained(workers, **arguments):

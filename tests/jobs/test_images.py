@@ -14,6 +14,8 @@ from packaging.requirements import Requirement
 
 from workshop_utils.jobs import imports
 
+pytestmark = pytest.mark.processes
+
 ROOT = Path(__file__).parents[2]
 IMAGES = ROOT / "jobs" / "images"
 BUILD, ACCOUNT = IMAGES / "build.sh", "123456789012"

@@ -13,7 +13,7 @@ from workshop_utils import place
 from workshop_utils.runs import RunFailed
 from workshop_utils.training import checkpoints, data
 
-pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("nothing_is_left")]
+pytestmark = [pytest.mark.processes, pytest.mark.usefixtures("nothing_is_left")]
 
 FSDP = "mnist_torch_ddp/fsdp.yaml"
 EVERYTHING = {"dropout": 0.1, "accumulate": 3, "clip_norm": 1}

@@ -10,7 +10,7 @@ from workshop_utils.comm.ring import ring_bytes_sent
 SERVERS = "digits_ring/parameter_server.yaml"
 EPOCHS = {"epochs": 8}
 
-pytestmark = pytest.mark.slow
+pytestmark = pytest.mark.processes
 
 
 def trained(name, folder, **changes):

@@ -11,11 +11,12 @@ from launching import launched
 
 from workshop_utils.runs import RunFailed
 
+pytestmark = pytest.mark.processes
+
 CORPUS = Path(__file__).parents[1] / "guards" / "bad_inputs.yaml"
 ENTRIES = yaml.safe_load(CORPUS.read_text(encoding="utf-8"))["scripts"]
 
 
-@pytest.mark.slow
 @pytest.mark.usefixtures("nothing_is_left")
 @pytest.mark.parametrize("entry", ENTRIES, ids=lambda entry: f"{entry['job']} {entry['says'][0]}")
 def test_what_cannot_be_trained_is_refused_in_a_sentence(entry):

@@ -15,6 +15,8 @@ from workshop_utils.launchers.source import shipped
 from workshop_utils.strategies import MPI_FOLDERS, strategy_of
 from workshop_utils.training import data
 
+pytestmark = pytest.mark.processes
+
 SCRIPTS = [path.with_name("train.py") for path in sorted(JOBS.glob("*/job.yaml"))]
 PROGRAMS = Path(sys.prefix) / "bin"  # torchrun, horovodrun and mpirun of this environment
 
@@ -105,13 +107,11 @@ def test_a_script_imports_nothing_of_this_package_but_what_travels_with_it(scrip
     assert others <= FRAMEWORKS.get(script.parent.name, others)
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("job", ["mnist_torch_ddp", "digits_ring", "mnist_multi_worker_mirrored"])
 def test_a_script_runs_alone_where_no_launcher_has_set_anything(job, variables):
     assert_trained(ended(job, [variables]), variables, ranks={0})
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(
     ("job", "program", "options"),
     [

@@ -10,6 +10,8 @@ from launching import JOBS
 
 from workshop_utils import place
 
+pytestmark = pytest.mark.processes
+
 MIRRORED = {"worker": ["a:1", "a:2", "b:1", "b:2"]}
 SERVERS = {"chief": ["a:1"], "ps": ["a:2"], "worker": ["a:3", "a:4"]}
 

@@ -16,7 +16,7 @@ HIDDEN, EPOCHS = 13, 2
 WORKERS = 3
 RATE = 0.15  # of one step, whoever takes part in it
 
-pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("nothing_is_left")]
+pytestmark = [pytest.mark.processes, pytest.mark.usefixtures("nothing_is_left")]
 
 
 class Trained(NamedTuple):

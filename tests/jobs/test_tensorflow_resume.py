@@ -10,7 +10,7 @@ from workshop_utils.launchers.local import Local
 from workshop_utils.runs import RunFailed
 from workshop_utils.training import checkpoints
 
-pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("nothing_is_left")]
+pytestmark = [pytest.mark.processes, pytest.mark.usefixtures("nothing_is_left")]
 
 PATIENCE_SECONDS = 100
 

@@ -462,6 +462,7 @@ def command_line(job, folder):
     return [*PROGRAM, str(job.folder), "--on", "kubernetes", "--config", str(folder / "place.yaml")]
 
 
+@pytest.mark.processes
 def test_the_command_line_shows_what_the_cluster_warns_of_once(server, job, tmp_path):
     server.warnings = [warning("ddp", "FailedCreate", "violates PodSecurity")]
     server.job_status = condition("Succeeded")
@@ -470,6 +471,7 @@ def test_the_command_line_shows_what_the_cluster_warns_of_once(server, job, tmp_
     assert shown.startswith("warning: The model goes with its pod.")
 
 
+@pytest.mark.processes
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
 def test_a_closed_terminal_or_a_kill_ends_the_job_as_an_interrupt_does(server, job, tmp_path, number):
     process = subprocess.Popen(command_line(job, tmp_path), stderr=subprocess.PIPE, text=True)

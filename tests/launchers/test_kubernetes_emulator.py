@@ -13,7 +13,7 @@ from workshop_utils.launchers.kubernetes.operators import Pod, reconcile
 from workshop_utils.launchers.kubernetes.settings import Elastic
 from workshop_utils.runs import RunFailed, RunState
 
-pytestmark = pytest.mark.usefixtures("nothing_is_left")
+pytestmark = [pytest.mark.processes, pytest.mark.usefixtures("nothing_is_left")]
 
 TELL = """
 import json, os, sys, time
@@ -74,7 +74,6 @@ def test_a_plain_job_gets_its_index(told):
     assert told() == {"worker-0": {"JOB_COMPLETION_INDEX": "0"}}
 
 
-@pytest.mark.slow
 def test_mpirun_starts_the_ranks_of_an_mpijob_which_are_told_apart(make_job):
     script = "from mpi4py import MPI\nassert MPI.COMM_WORLD.size == 2\n"
     job = make_job(TELL, script, strategy="mpi", workers=2)
@@ -84,7 +83,6 @@ def test_mpirun_starts_the_ranks_of_an_mpijob_which_are_told_apart(make_job):
         assert {record["worker"] for record in run.records} == {"worker-0", "worker-1"}
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(
     ("target", "processes"),
     [

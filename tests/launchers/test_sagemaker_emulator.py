@@ -11,7 +11,7 @@ from workshop_utils.jobs import JobError
 from workshop_utils.launchers.sagemaker import EmulatedSageMaker
 from workshop_utils.runs import RunFailed
 
-pytestmark = pytest.mark.usefixtures("nothing_is_left")
+pytestmark = [pytest.mark.processes, pytest.mark.usefixtures("nothing_is_left")]
 
 DOCUMENTED = Path(__file__).with_name("sagemaker_container.yaml")
 ROLE = "arn:aws:iam::123456789012:role/workshop"

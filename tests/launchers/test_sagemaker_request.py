@@ -274,6 +274,7 @@ def test_aws_gets_nothing_before_someone_has_agreed(make_job, monkeypatch):
         place(aws=nowhere, confirm=True).launch(make_job(TORCH))
 
 
+@pytest.mark.processes
 def test_the_command_line_launches_in_the_account_and_on_emulated_instances(
     make_job, aws, tmp_path, monkeypatch
 ):

@@ -6,6 +6,7 @@ import sys
 from pathlib import Path
 
 import boto3
+import pytest
 import yaml
 from conftest import Lenient
 
@@ -33,6 +34,7 @@ WITH_TAGS = {
 }
 
 
+@pytest.mark.processes
 def test_cfn_lint_finds_nothing():
     program, regions = Path(sys.prefix) / "bin" / "cfn-lint", ("us-east-1", "eu-west-1")
     command = [program, "--regions", *regions, "--", *TEMPLATES]

@@ -14,6 +14,8 @@ from workshop_utils.launchers.slurm import Slurm, SlurmJob
 from workshop_utils.runs import RunState
 from workshop_utils.strategies import STRATEGIES
 
+pytestmark = pytest.mark.processes
+
 JOBS = Path(__file__).parents[2] / "jobs"
 PATIENCE_SECONDS = 240.0  # frameworks start cold, on a busy machine
 
@@ -54,7 +56,6 @@ def target(cluster, tmp_path):
 
 
 @needs_slurm
-@pytest.mark.slow
 @pytest.mark.parametrize("strategy", [name for name in STRATEGIES if name != "single"])
 def test_every_strategy_of_several_workers_trains(strategy, target):
     name, arguments = JOB_OF[strategy]

@@ -24,6 +24,7 @@ for name in TARGETS:
 """
 
 
+@pytest.mark.processes
 def test_a_target_is_the_first_that_a_process_imports():
     subprocess.run([sys.executable, "-c", EACH_ALONE], check=True, timeout=120)
 

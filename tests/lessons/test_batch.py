@@ -10,6 +10,8 @@ from bs4 import BeautifulSoup
 from workshop_utils.jobs import JobError
 from workshop_utils.lessons import batch, report
 
+pytestmark = pytest.mark.processes
+
 PNG = base64.b64encode(b"a picture").decode()
 
 

@@ -188,6 +188,7 @@ def one_bad_image_spoils_all_weights(communicator, weights, gradient, count, lea
     return weights - learning_rate * total[:-1] / total[-1] + (0 if np.isfinite(total).all() else np.nan)
 
 
+@pytest.mark.processes
 @pytest.mark.parametrize(
     ("check", "answer"),
     [
@@ -217,12 +218,14 @@ def test_a_rule_may_hold_a_worker_that_has_the_newest_version():
     )
 
 
+@pytest.mark.processes
 def test_a_ring_whose_ranks_send_by_turns_is_right_and_told_how_long_it_takes():
     verdict = ring.ring_all_reduce(ring_in_another_style)
     assert verdict.state == "right"
     assert "8 ranks take 2.0 times as long" in verdict.text
 
 
+@pytest.mark.processes
 @pytest.mark.parametrize("way", [1, -1])  # in which chunks are numbered along the ring
 def test_a_ring_may_begin_with_any_chunk(way):
     def answer(communicator, array):
@@ -239,6 +242,7 @@ def test_a_ring_may_begin_with_any_chunk(way):
     assert ring.ring_all_reduce(answer).state == "right"
 
 
+@pytest.mark.processes
 def test_a_ring_may_leave_the_remainder_to_the_last_chunk_which_then_can_hold_the_whole_array():
     def part(array, index, count):
         index, length = index % count, len(array) // count
@@ -283,6 +287,7 @@ def everything_seen(communicator, number):
     return sum(numbers)
 
 
+@pytest.mark.processes
 @pytest.mark.parametrize("answer", [there_and_back, everything_seen])
 def test_a_sum_may_go_round_in_any_way(answer):
     assert repr(welcome.total(answer)).startswith("Right")

@@ -11,6 +11,8 @@ from one_process import MLP
 from workshop_utils.comm import threads
 from workshop_utils.plots import playable
 
+pytestmark = pytest.mark.processes
+
 CELLS = ("network", "collectives", "data-parallel", "layer-cut", "column-cut", "row-cut")
 ONLY = {"layer": (2,)}  # the others cut for any number of ranks
 CUTS = {

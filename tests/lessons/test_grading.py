@@ -14,7 +14,7 @@ LESSON = "07_wheels.ipynb"
 STUBS = [f"answer{number} = ...\nchecks.wheels(answer{number})" for number in range(4)]
 OPEN = "predicted, measured, why = ..., ..., ...\nchecks.spokes(predicted, measured, why)"
 
-pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("nothing_is_left")]
+pytestmark = [pytest.mark.processes, pytest.mark.usefixtures("nothing_is_left")]
 
 
 def lesson(answers=(*STUBS, OPEN)):

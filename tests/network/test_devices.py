@@ -62,7 +62,7 @@ def test_a_job_that_can_have_no_such_device_is_refused(name, fields, device, mes
         Local(emulated_device=device).render(TrainingJob.load(JOBS / name).replace(**fields))
 
 
-@pytest.mark.slow
+@pytest.mark.processes
 @pytest.mark.parametrize("strategy", ["ring", "workshop_parameter_server", "torch_ddp"])
 def test_each_worker_computes_as_long_as_its_device_and_the_slow_one_longer(strategy):
     job = TrainingJob.load(JOB).replace(strategy=strategy, arguments={"steps": 4})
@@ -78,7 +78,7 @@ def test_each_worker_computes_as_long_as_its_device_and_the_slow_one_longer(stra
     assert "worker" not in run.remark  # all have used their devices, and said so
 
 
-@pytest.mark.slow
+@pytest.mark.processes
 def test_ranks_of_horovod_compute_on_their_devices():
     pytest.importorskip("horovod")
     job = TrainingJob.load(JOBS / "mnist_horovod").replace(arguments={"epochs": 1})
@@ -87,6 +87,7 @@ def test_ranks_of_horovod_compute_on_their_devices():
     assert all(device["passes"] > 2 for device in run.devices)
 
 
+@pytest.mark.processes
 def test_a_function_without_pytorch_says_what_its_device_computes():
     def program(communicator):
         import time
@@ -105,6 +106,7 @@ def test_a_function_without_pytorch_says_what_its_device_computes():
     assert "rank" not in results.remark  # both have used their devices, and said so
 
 
+@pytest.mark.processes
 def test_a_run_that_kept_the_host_busy_says_so():
     def program(communicator):
         import time

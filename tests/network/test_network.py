@@ -84,6 +84,7 @@ def test_headers_take_their_part_of_the_rate_where_the_kernel_emulates_the_link(
     assert Network(bandwidth="8Mbit", latency=latency).goodput == pytest.approx(share * 1e6)
 
 
+@pytest.mark.processes
 def test_without_any_namespaces_the_workshop_s_own_ranks_feel_the_network_all_the_same(
     machine, nothing_is_left
 ):

@@ -39,6 +39,7 @@ with ports.PortReservation({count}) as reservation:
     return done.returncode == 0
 
 
+@pytest.mark.processes
 def test_two_reservations_never_share_a_port_until_one_lets_go(monkeypatch):
     candidates = only(monkeypatch, 3)
     with PortReservation(2) as first:

@@ -5,6 +5,8 @@ import pytest
 
 from workshop_utils.parallel import adasum
 
+pytestmark = pytest.mark.processes
+
 EAST, NORTH = np.array([1.0, 0.0]), np.array([0.0, 1.0])
 
 

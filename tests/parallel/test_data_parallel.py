@@ -19,6 +19,8 @@ from workshop_utils.parallel.data import (
     buckets_of,
 )
 
+pytestmark = pytest.mark.processes
+
 SMALL = 400  # bytes of a bucket: several buckets, and some parameters that are larger than one
 
 FORMS = {

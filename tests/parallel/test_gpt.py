@@ -10,6 +10,8 @@ from workshop_utils.comm.ring import ring_all_reduce
 from workshop_utils.parallel import mesh
 from workshop_utils.parallel.gpt import GPT, GPTSizes, Kept, batch_of, cross_entropy, gradient_error, manual
 
+pytestmark = pytest.mark.processes
+
 SIZES = GPTSizes(layers=3, width=12, heads=3, sequence=8)
 
 

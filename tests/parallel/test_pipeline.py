@@ -11,6 +11,8 @@ from workshop_utils.parallel.gpt import GPT, GPTSizes, batch_of, cross_entropy, 
 from workshop_utils.parallel.pipeline import EmulatedStage, ModuleStage, run
 from workshop_utils.parallel.schedule import bubble, held, predict, schedule_of
 
+pytestmark = pytest.mark.processes
+
 SIZES = GPTSizes(layers=5, width=12, heads=3, sequence=7, vocabulary=256)
 TEXT = bytes(range(256)) * 3
 

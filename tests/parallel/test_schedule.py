@@ -18,6 +18,8 @@ from workshop_utils.parallel.schedule import (
     timetable,
 )
 
+pytestmark = pytest.mark.processes
+
 SIZES = [(1, 1), (1, 5), (2, 1), (2, 3), (3, 2), (3, 7), (4, 4), (4, 9), (5, 11), (8, 64)]
 
 

@@ -13,6 +13,8 @@ from workshop_utils.comm import threads
 from workshop_utils.parallel.data import BucketedDataParallel, UnusedParameters
 from workshop_utils.parallel.sharded import FullySharded, ShardedGradients, ShardedOptimizer
 
+pytestmark = pytest.mark.processes
+
 SMALL = 400  # bytes of a bucket
 STAGES = (1, 2, 3)
 

@@ -22,6 +22,8 @@ from workshop_utils.parallel.tensor import (
     vocabulary_parallel_cross_entropy,
 )
 
+pytestmark = pytest.mark.processes
+
 # 7 heads, 28 hidden units to a quarter of 112, and 256 tokens: few of them divide by 2, 3, 4 or 5.
 ODD = GPTSizes(layers=2, width=28, heads=7, sequence=9)
 EVEN = GPTSizes(layers=2, width=24, heads=12, sequence=12)

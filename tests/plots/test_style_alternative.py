@@ -1,6 +1,7 @@
 """A figure's alternative text: what it says, and that a notebook gets it."""
 
 import nbformat
+import pytest
 from nbclient import NotebookClient
 
 from workshop_utils.plots import alternative, style
@@ -18,6 +19,7 @@ def test_the_finding_comes_first_then_conditions_axes_and_names_each_once():
     )
 
 
+@pytest.mark.processes
 def test_a_notebook_gets_the_words_and_html_only_in_a_server_s_kernel(monkeypatch):
     monkeypatch.delenv(alternative.STARTED_BY_SERVER, raising=False)
     draw = "figure, axes = style.figure()\nstyle.headline(axes, 'a < b')"

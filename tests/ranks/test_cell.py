@@ -14,7 +14,7 @@ from traitlets.config import Config
 
 from workshop_utils.ranks.results import Results
 
-pytestmark = pytest.mark.usefixtures("nothing_is_left")
+pytestmark = [pytest.mark.processes, pytest.mark.usefixtures("nothing_is_left")]
 
 
 @pytest.fixture(scope="module")
@@ -110,7 +110,6 @@ def test_the_line_in_the_magic_may_name_variables_and_all_options(run):
     assert results.network.startswith("100Mbit")
 
 
-@pytest.mark.slow
 def test_a_cell_finds_the_frameworks_own_group(run):
     cell = (
         "%%ranks 2 --framework torch\nimport torch\nx = torch.ones(2) * rank\ndist.all_reduce(x)\nx.tolist()"

@@ -22,7 +22,7 @@ from workshop_utils.jobs import JobError
 from workshop_utils.network import Network
 from workshop_utils.ranks import RanksFailed
 
-pytestmark = pytest.mark.usefixtures("nothing_is_left")
+pytestmark = [pytest.mark.processes, pytest.mark.usefixtures("nothing_is_left")]
 
 
 def ring(communicator, elements):
@@ -103,7 +103,6 @@ def sum_in_tensorflow(strategy):
     return float(tf.function(lambda: strategy.run(replica))()[0])
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(
     ("framework", "program"),
     [("torch", sum_in_torch), ("horovod", sum_in_horovod), ("tensorflow", sum_in_tensorflow)],
@@ -350,7 +349,6 @@ def test_a_rank_that_leaves_after_an_error_elsewhere_is_not_blamed():
     assert failure_of(2, program).startswith("rank 1 of 2 raised ValueError: the cause")
 
 
-@pytest.mark.slow
 def test_a_rank_killed_in_a_collective_of_pytorch_is_named():
     def program(dist):
         import torch

@@ -6,6 +6,8 @@ from bs4 import BeautifulSoup
 
 from workshop_utils.ranks.results import RankResult, Results
 
+pytestmark = pytest.mark.processes
+
 
 def results(*values, lines=(), messages=1, nbytes=8, **options):
     lines = lines or ((),) * len(values)

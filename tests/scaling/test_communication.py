@@ -9,7 +9,7 @@ from workshop_utils.jobs import TrainingJob
 from workshop_utils.launchers.local import Local
 
 JOBS = Path(__file__).parents[2] / "jobs"
-pytestmark = pytest.mark.slow
+pytestmark = pytest.mark.processes
 
 
 @pytest.mark.parametrize("algorithm", ["ring", "central", "tree", "halving_doubling"])

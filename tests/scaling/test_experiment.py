@@ -16,6 +16,8 @@ from workshop_utils.scaling import experiment
 from workshop_utils.scaling.experiment import Setting, Store, grid, measure_all, missing, summary
 from workshop_utils.scaling.scale_model import JOB
 
+pytestmark = pytest.mark.processes
+
 SCRIPT = """
 import argparse
 from workshop_utils import place

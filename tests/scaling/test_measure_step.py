@@ -8,7 +8,7 @@ from workshop_utils.scaling.scale_model import JOB
 
 ARGUMENTS = {"elements": "640,64,1280", "costs": "1,0,3", "batch-size": 32, "learning-rate": 0.5}
 
-pytestmark = pytest.mark.slow
+pytestmark = pytest.mark.processes
 
 
 def losses(strategy):

@@ -22,6 +22,8 @@ from workshop_utils.scaling.memory import (
     worker_memory,
 )
 
+pytestmark = pytest.mark.processes
+
 GPT3 = Transformer(
     name="GPT-3", layers=96, width=12288, heads=96, sequence=2048, vocabulary=51200, positions=2048, tied=True
 )  # fmt: skip

@@ -223,6 +223,7 @@ def runs(monkeypatch):
     return started
 
 
+@pytest.mark.processes
 def test_what_was_measured_is_scaled_back_kept_and_not_run_again(runs, tmp_path):
     model = vgg()
     table = model.measure([1, 4], Store(tmp_path))
@@ -237,6 +238,7 @@ def test_what_was_measured_is_scaled_back_kept_and_not_run_again(runs, tmp_path)
     assert [setting.repeat for setting in runs] == [0, 0, 1, 2]
 
 
+@pytest.mark.processes
 def test_a_run_that_keeps_the_host_busy_is_stretched_and_measured_again(runs, tmp_path):
     runs.outcomes = [{"host_share": 0.2, "remark": "busy"}, {}]
     table = vgg().measure([4], Store(tmp_path))
@@ -247,6 +249,7 @@ def test_a_run_that_keeps_the_host_busy_is_stretched_and_measured_again(runs, tm
     assert table["efficiency"].tolist() == pytest.approx([1 / 3])
 
 
+@pytest.mark.processes
 @pytest.mark.parametrize(
     ("outcome", "started", "message"),
     [
@@ -270,6 +273,7 @@ def command(*words):
     return result.stdout
 
 
+@pytest.mark.processes
 def test_the_command_predicts_or_measures_and_says_what_is_imitated(runs, tmp_path, monkeypatch):
     monkeypatch.setenv("WORKSHOP_CACHE", str(tmp_path))
     words = ["p100-25g", "--model", "vgg16", "--workers", "1,4", "--strategy", "torch_ddp", "--batch", "32"]
@@ -287,7 +291,7 @@ def test_the_command_predicts_or_measures_and_says_what_is_imitated(runs, tmp_pa
     assert "4 × " in command(*words)
 
 
-@pytest.mark.slow
+@pytest.mark.processes
 @pytest.mark.skipif(availability() == "none", reason="this machine makes no network namespaces")
 @pytest.mark.parametrize(
     ("name", "strategy", "workers"),

@@ -235,7 +235,7 @@ def test_traces_without_communication_say_why(tmp_path):
     assert "no communication is in these traces" in CliRunner().invoke(app, ["trace", str(tmp_path)]).output
 
 
-@pytest.mark.slow
+@pytest.mark.processes
 def test_two_ranks_of_ddp_leave_traces_that_agree_about_clock_bytes_and_the_time_they_need(tmp_path):
     (tmp_path / "train.py").write_text(TRAINING)
     job = TrainingJob(

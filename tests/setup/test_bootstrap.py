@@ -76,12 +76,14 @@ def test_everything_missing_is_named_before_anything_is_made(checkout, monkeypat
     assert not (checkout / ".venv").exists()
 
 
+@pytest.mark.processes
 def test_it_starts_with_the_standard_library_alone():
     command = [sys.executable, "-S", "-m", "workshop_utils.setup.bootstrap", "--help"]
     answer = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
     assert (answer.returncode, "--without-horovod" in answer.stdout) == (0, True), answer.stderr
 
 
+@pytest.mark.processes
 def test_an_environment_is_kept_unless_it_was_moved(checkout):
     first = checkout / "first"
     first.mkdir()

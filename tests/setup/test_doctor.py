@@ -13,6 +13,7 @@ def findings():
     return {finding.subject: finding for finding in doctor.examine()}
 
 
+@pytest.mark.processes
 def test_this_environment_has_what_the_lessons_need():
     results = findings()
     assert {"PyTorch", "TensorFlow", "Horovod", "MPI", "build tools", "slow networks"} <= set(results)

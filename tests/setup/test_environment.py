@@ -6,6 +6,7 @@ import re
 import subprocess
 from pathlib import Path
 
+import pytest
 import yaml
 
 from workshop_utils.setup import bootstrap
@@ -44,6 +45,7 @@ def test_the_dev_container_has_a_supported_python_and_sets_up():
 # make
 
 
+@pytest.mark.processes
 def test_make_run_passes_its_parameters_on():
     parameters = ["WORKERS=4", "SIZE=small", "NOTEBOOKS=a.ipynb"]
     commands = " ".join(commands_of("run", *parameters).split())

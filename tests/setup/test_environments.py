@@ -8,6 +8,8 @@ import pytest
 from workshop_utils.setup.environments import REQUIREMENTS, Environment
 from workshop_utils.setup.logged_command import SetupError
 
+pytestmark = pytest.mark.processes
+
 PROGRAM = """
 import os, shutil, sys, time
 

@@ -15,6 +15,8 @@ import pytest
 
 from workshop_utils.setup import horovod_build
 
+pytestmark = pytest.mark.processes
+
 SECONDS = 120.0
 UV = str(Path(sys.executable).with_name("uv"))
 PACKAGES = sysconfig.get_path("purelib")

@@ -74,6 +74,7 @@ def builders(process):
     return []
 
 
+@pytest.mark.processes
 @pytest.mark.parametrize("is_killed", [False, True])
 def test_jupyterlab_opens_the_page_for_this_machine_alone_and_takes_the_build_with_it_when_it_ends(
     is_killed, opened, tmp_path, watch
@@ -94,6 +95,7 @@ def test_jupyterlab_opens_the_page_for_this_machine_alone_and_takes_the_build_wi
 # Jobs that need it
 
 
+@pytest.mark.processes
 def test_a_job_waits_for_horovod_and_shows_how_far_it_is(make_job, monkeypatch, capsys):
     steps = iter([PROGRESS.format(42), PROGRESS.format(43), None])
     monkeypatch.setattr(horovod_build, "in_progress", lambda: next(steps))
@@ -106,6 +108,7 @@ def test_a_job_waits_for_horovod_and_shows_how_far_it_is(make_job, monkeypatch, 
     assert last.rstrip() == "Horovod is ready."
 
 
+@pytest.mark.processes
 def test_without_horovod_its_strategies_are_refused_and_other_jobs_do_as_they_like(make_job, monkeypatch):
     monkeypatch.setattr(horovod_build, "in_progress", lambda: None)
     monkeypatch.setattr(lab.importlib.util, "find_spec", lambda _: None)

@@ -10,6 +10,7 @@ import pytest
 from workshop_utils.setup import machine
 
 
+@pytest.mark.processes
 def test_a_process_that_is_bound_to_one_core_has_one():
     code = (
         "import os\nfrom workshop_utils.setup.machine import cores\n"
@@ -33,6 +34,7 @@ def test_cuda_visible_devices_limits_the_gpus(listed, visible, monkeypatch):
     assert machine.visible_gpus() == list(visible)
 
 
+@pytest.mark.processes
 def test_where_there_are_no_device_files_nvidia_s_tool_lists_the_gpus(tmp_path, monkeypatch):
     monkeypatch.setattr(Path, "glob", lambda *_: iter(()))
     monkeypatch.setenv("PATH", f"{tmp_path}:/bin")

@@ -48,6 +48,7 @@ def program(file, script):
     return file
 
 
+@pytest.mark.processes
 @pytest.mark.parametrize(
     ("chosen", "has_gpu", "uv", "arguments", "report"),
     [

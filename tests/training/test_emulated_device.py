@@ -13,6 +13,8 @@ torch = pytest.importorskip("torch")
 from workshop_utils.training import emulated_device  # noqa: E402
 from workshop_utils.training.emulated_device import EmulatedDevice  # noqa: E402
 
+pytestmark = pytest.mark.processes
+
 SECONDS, THIRD = 3.0, 1.0
 
 

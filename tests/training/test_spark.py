@@ -16,7 +16,7 @@ from workshop_utils.training import data, spark
 ELEPHAS = Path(__file__).parents[2] / "jobs" / "elephas_digits"
 PATIENCE_SECONDS = 120.0
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]  # several JVMs, on a busy machine
+pytestmark = [pytest.mark.processes, pytest.mark.timeout(600)]  # several JVMs, on a busy machine
 
 
 @pytest.fixture(scope="module")

@@ -141,6 +141,7 @@ print(again, counted.sent, counted.received)
 """
 
 
+@pytest.mark.processes
 def test_bytes_that_are_sent_again_count_once():
     command = ["unshare", "--net", "--map-root-user", "bash", "-c", LOSSY, sys.executable]
     try:
@@ -180,7 +181,7 @@ def gloo(dist, pause):
     return counts
 
 
-@pytest.mark.slow
+@pytest.mark.processes
 @pytest.mark.parametrize("network", [None, "100Mbit"])
 def test_gloo_sends_what_the_formula_says_and_less_than_two_kilobytes_of_headers(network):
     if network and availability() == "none":
@@ -195,7 +196,7 @@ def test_gloo_sends_what_the_formula_says_and_less_than_two_kilobytes_of_headers
     assert all(counts[-1] == counts[-2] for counts in ranks)
 
 
-@pytest.mark.slow
+@pytest.mark.processes
 def test_horovods_bytes_hold_the_tensor_s():
     def program(hvd):
         import torch
@@ -224,7 +225,7 @@ print(counted.sent)
 """
 
 
-@pytest.mark.slow
+@pytest.mark.processes
 @pytest.mark.parametrize(
     ("transport", "least", "most"), [((), 0, 0), (("btl", "tcp,self"), 1_000_003, 1_001_000)]
 )

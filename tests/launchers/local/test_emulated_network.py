@@ -19,6 +19,7 @@ from workshop_utils.ranks import on_ranks
 from workshop_utils.runs import RunState
 
 pytestmark = [
+    pytest.mark.processes,
     pytest.mark.usefixtures("nothing_is_left"),
     pytest.mark.skipif(availability() == "none", reason="this machine makes no network namespaces"),
 ]
@@ -174,7 +175,6 @@ def test_ranks_that_mpirun_starts_cannot_have_networks_of_their_own(make_job):
         Local(network=Network(bandwidth="100Mbit")).render(job)
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "package"),
     [

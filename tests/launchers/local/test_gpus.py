@@ -136,6 +136,7 @@ def test_a_job_s_own_variables_come_before_what_is_dealt_out(make_job, gpus):
     assert dealt(make_job(LOOK, environment=own)) == {"worker-0": ("0", None)}
 
 
+@pytest.mark.processes
 @pytest.mark.parametrize("warm", [False, True])
 def test_workers_see_on_their_start_what_was_dealt_out(warm, make_job, gpus):
     gpus(2, "1,0")
@@ -147,6 +148,7 @@ def test_workers_see_on_their_start_what_was_dealt_out(warm, make_job, gpus):
         assert seen(run) == {"worker-0": ("1", "cuda:0"), "worker-1": FIRST}
 
 
+@pytest.mark.processes
 def test_the_workers_of_elastic_horovod_see_one_gpu_each(make_job, gpus):
     pytest.importorskip("horovod")
     gpus(2)

@@ -11,7 +11,7 @@ from conftest import failure_of
 
 from workshop_utils.launchers.local import Local
 
-pytestmark = pytest.mark.usefixtures("nothing_is_left")
+pytestmark = [pytest.mark.processes, pytest.mark.usefixtures("nothing_is_left")]
 
 SAY = """
     import os, signal, sys, time
@@ -76,7 +76,6 @@ def test_a_rank_that_stands_elsewhere_is_told_from_those_that_wait_and_each_othe
     assert int(match[2]) == int(match[1]) + 4
 
 
-@pytest.mark.slow
 def test_a_hanging_rank_of_mpi_is_named(make_job):
     script = """
         from mpi4py import MPI

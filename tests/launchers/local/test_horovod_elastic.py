@@ -15,6 +15,8 @@ from workshop_utils.jobs import TrainingJob
 from workshop_utils.launchers.local import Local
 from workshop_utils.runs import RunState
 
+pytestmark = pytest.mark.processes
+
 JOB = Path(__file__).parents[3] / "jobs" / "digits_horovod_elastic"
 PATIENCE_SECONDS = 120.0
 
@@ -73,7 +75,6 @@ def listening_addresses(watch):
 
 
 @needs_horovod
-@pytest.mark.slow
 @pytest.mark.usefixtures("nothing_is_left")
 def test_a_worker_is_killed_the_others_train_on_and_another_joins(watch, tmp_path):
     arguments = {"steps": 1000, "step-seconds": 0.02}
@@ -101,7 +102,6 @@ def test_a_worker_is_killed_the_others_train_on_and_another_joins(watch, tmp_pat
 
 
 @needs_horovod
-@pytest.mark.slow
 @pytest.mark.usefixtures("nothing_is_left")
 def test_the_killed_worker_may_be_rank_0_and_the_run_ends_well(tmp_path):
     job = TrainingJob.load(JOB).replace(timeout="4min", arguments={"steps": 80, "step-seconds": 0.02})
@@ -117,7 +117,6 @@ def test_the_killed_worker_may_be_rank_0_and_the_run_ends_well(tmp_path):
 
 
 @needs_horovod
-@pytest.mark.slow
 @pytest.mark.usefixtures("nothing_is_left")
 def test_when_every_worker_fails_the_run_does_and_shows_the_scripts_own_mistake(make_job):
     job = make_job("""

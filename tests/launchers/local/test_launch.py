@@ -18,6 +18,8 @@ from workshop_utils.ranks import on_ranks
 from workshop_utils.strategies import Strategy
 from workshop_utils.training import data
 
+pytestmark = pytest.mark.processes
+
 PACKAGE = Path(workshop_utils.__file__).parent
 MOST_MODULES = 9
 

@@ -17,7 +17,7 @@ from workshop_utils.jobs.function import TRAVELS
 from workshop_utils.launchers.local import Local
 from workshop_utils.runs import RunFailed, RunState
 
-pytestmark = pytest.mark.usefixtures("nothing_is_left")
+pytestmark = [pytest.mark.processes, pytest.mark.usefixtures("nothing_is_left")]
 
 # Says who it is, and then does what its command line asks of the rank that is meant.
 SAY = """
@@ -119,7 +119,7 @@ def test_long_lines_odd_bytes_and_a_last_line_without_its_end_come_whole(make_jo
 # Bad ends
 
 
-@pytest.mark.parametrize("strategy", ["torch_ddp", pytest.param("mpi", marks=pytest.mark.slow)])
+@pytest.mark.parametrize("strategy", ["torch_ddp", pytest.param("mpi", marks=pytest.mark.processes)])
 def test_a_run_fails_when_a_worker_does_and_says_who_how_and_its_last_lines(
     strategy, make_job, watch, nothing_is_left
 ):

@@ -13,7 +13,7 @@ from conftest import alive, eventually, marked_processes
 
 from workshop_utils.launchers.local.run import SUPERVISOR, Event, Process, ProcessGroup
 
-pytestmark = pytest.mark.usefixtures("nothing_is_left")
+pytestmark = [pytest.mark.processes, pytest.mark.usefixtures("nothing_is_left")]
 
 
 def python(name, script, **fields):

@@ -12,7 +12,7 @@ import pytest
 from workshop_utils.launchers.local import Local, warm
 from workshop_utils.runs import RunFailed, RunState
 
-pytestmark = pytest.mark.usefixtures("nothing_is_left")
+pytestmark = [pytest.mark.processes, pytest.mark.usefixtures("nothing_is_left")]
 
 SAY = """
     import atexit, json, os, random, signal, subprocess, sys, threading, time
