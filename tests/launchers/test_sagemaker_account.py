@@ -1,6 +1,7 @@
 """An account: what AWS alone can answer (refusals, a job's life), what moto stores, and the question about the cost."""
 
 import datetime
+import functools
 import io
 import sys
 from pathlib import Path
@@ -32,14 +33,27 @@ def _no_account(monkeypatch):
         monkeypatch.delenv(name, raising=False)
     for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"):
         monkeypatch.setenv(name, "x")
+    yield
+    while ACTIVE:
+        ACTIVE.pop().deactivate()
+
+
+ACTIVE: list[Stubber] = []
+
+
+@functools.cache
+def client_of(service):
+    """A client takes most of a second to make."""
+    return boto3.client(service, region_name="us-east-1")
 
 
 def scripted(*services):
     """AWS itself, where each service gives the answers of its Stubber, in that order."""
-    clients = {service: boto3.client(service, region_name="us-east-1") for service in services}
+    clients = {service: client_of(service) for service in services}
     stubs = {service: Stubber(client) for service, client in clients.items()}
     for stub in stubs.values():
         stub.activate()
+        ACTIVE.append(stub)
     return Aws("us-east-1", clients=clients), stubs
 
 
