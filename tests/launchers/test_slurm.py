@@ -21,17 +21,51 @@ PATIENCE_SECONDS = 240.0  # frameworks start cold, on a busy machine
 
 needs_slurm = pytest.mark.skipif(not slurm_cluster.is_installed(), reason="Slurm's daemons are not here")
 
-# A job of each strategy, and its arguments; other tests launch jobs of one worker.
-QUICKLY = {"epochs": 1}
+# Jobs that train with the strategies whose ranks find each other through the workshop's own code, or a driver's.
 JOB_OF = {
-    "ring": ("digits_ring", QUICKLY),
-    "workshop_parameter_server": ("digits_ring/parameter_server.yaml", QUICKLY),
-    "torch_ddp": ("mnist_torch_ddp", QUICKLY),
-    "horovod": ("mnist_horovod", QUICKLY),
+    "ring": ("digits_ring", {"epochs": 1}),
+    "workshop_parameter_server": ("digits_ring/parameter_server.yaml", {"epochs": 1}),
     "horovod_elastic": ("digits_horovod_elastic", {"step-seconds": 0}),
-    "mpi": ("digits_ring/mpi.yaml", QUICKLY),
-    "multi_worker_mirrored": ("mnist_multi_worker_mirrored", QUICKLY),
-    "parameter_server": ("mnist_parameter_server", QUICKLY),
+    "mpi": ("digits_ring/mpi.yaml", {"epochs": 1}),
+}
+# Of the others, scripts in which the framework, or what its variables say, joins all ranks; nothing is trained.
+IN_TF_CLUSTER = """
+    import json, os, socket, time
+
+    config = json.loads(os.environ["TF_CONFIG"])
+    own = config["cluster"][config["task"]["type"]][config["task"]["index"]]
+    everybody = [address.split(":") for addresses in config["cluster"].values() for address in addresses]
+    server = socket.create_server(("", int(own.split(":")[1])))
+    for host, port in everybody:
+        while True:
+            try:
+                socket.create_connection((host, int(port))).close()
+                break
+            except ConnectionRefusedError:
+                time.sleep(0.05)
+    joined = sum(1 for _ in everybody if server.accept())
+"""
+JOINED = 'print(f"joined {joined}\\n", end="", flush=True)'
+JOINING = {
+    "torch_ddp": """
+        import torch
+        import torch.distributed as dist
+
+        dist.init_process_group("gloo")
+        ones = torch.ones(1)
+        dist.all_reduce(ones)
+        joined = int(ones)
+        dist.destroy_process_group()
+    """,
+    "horovod": """
+        import torch
+        import horovod.torch as hvd
+
+        hvd.init()
+        joined = int(hvd.allreduce(torch.ones(1), op=hvd.Sum))
+    """,
+    "multi_worker_mirrored": IN_TF_CLUSTER,
+    "parameter_server": IN_TF_CLUSTER,
 }
 
 
@@ -56,14 +90,28 @@ def target(cluster, tmp_path):
 
 
 @needs_slurm
-@pytest.mark.parametrize("strategy", [name for name in STRATEGIES if name != "single"])
-def test_every_strategy_of_several_workers_trains(strategy, target):
+@pytest.mark.parametrize("strategy", JOB_OF)
+def test_strategies_of_the_workshop_and_of_drivers_train(strategy, target):
     name, arguments = JOB_OF[strategy]
     job = TrainingJob.load(JOBS / name).replace(workers=2, arguments=arguments, timeout="5min")
     with target.launch(job) as run:
         run.wait(PATIENCE_SECONDS)
     assert {start["worker"] for start in run.starts} == set(run.workers)
     assert run.metrics["accuracy"].max() > 0.5  # chance is 0.1
+
+
+@needs_slurm
+@pytest.mark.parametrize("strategy", JOINING)
+def test_the_ranks_of_a_framework_s_strategy_join(strategy, make_job, target):
+    job = make_job(JOINING[strategy], JOINED, strategy=strategy, workers=2, timeout="5min")
+    with target.launch(job) as run:
+        run.wait(PATIENCE_SECONDS)
+    last = [line for worker in run.workers for line in lines_of(run, worker)[-1:]]
+    assert last == [f"joined {len(run.workers)}"] * len(run.workers)
+
+
+def test_every_strategy_of_several_workers_has_a_job_here():
+    assert {*JOB_OF, *JOINING, "single"} == set(STRATEGIES)
 
 
 def lines_of(run, worker):
