@@ -61,8 +61,8 @@ KINDS = {
     "digits_ring/mpi.yaml": Kind(8, 3.0, (2, 3)),
     "mnist_horovod": Kind(6, 5.0),
     "digits_horovod_elastic": Kind(3, 6.0, arguments={}),
-    "mnist_multi_worker_mirrored": Kind(4, 8.0),
-    "mnist_parameter_server": Kind(4, 8.0),
+    "mnist_tensorflow": Kind(4, 8.0),
+    "mnist_tensorflow/parameter_server.yaml": Kind(4, 8.0),
 }
 # Fates of a launch, in the last two of which the owner is another process, and of a call of `on_ranks`.
 LAUNCHES = {"end": 40, "stop": 15, "process killed": 30, "owner interrupted": 8, "owner killed": 7}

@@ -25,8 +25,7 @@ FRAMEWORKS = {
     "digits_ring": {"mpi4py", "numpy"},
     "mnist_torch_ddp": {"torch"},
     "mnist_horovod": {"horovod", "torch"},
-    "mnist_multi_worker_mirrored": {"tensorflow", "numpy"},
-    "mnist_parameter_server": {"tensorflow", "numpy"},
+    "mnist_tensorflow": {"tensorflow", "numpy"},
 }
 # What images lack and this environment has. Keras imports the last four if it can, and horovodrun TensorFlow.
 ELSEWHERE = {"torch", "tensorflow", "horovod", "mpi4py", "matplotlib", "pandas", "scipy", "sklearn"}
@@ -107,7 +106,7 @@ def test_a_script_imports_nothing_of_this_package_but_what_travels_with_it(scrip
     assert others <= FRAMEWORKS.get(script.parent.name, others)
 
 
-@pytest.mark.parametrize("job", ["mnist_torch_ddp", "digits_ring", "mnist_multi_worker_mirrored"])
+@pytest.mark.parametrize("job", ["mnist_torch_ddp", "digits_ring", "mnist_tensorflow"])
 def test_a_script_runs_alone_where_no_launcher_has_set_anything(job, variables):
     assert_trained(ended(job, [variables]), variables, ranks={0})
 

@@ -1,4 +1,4 @@
-"""Which devices TensorFlow's jobs take, on machines whose GPUs are made up: there are none where tests run."""
+"""Which devices TensorFlow's job takes, on machines whose GPUs are made up: there are none where tests run."""
 
 import importlib.util
 import json
@@ -18,19 +18,15 @@ SERVERS = {"chief": ["a:1"], "ps": ["a:2"], "worker": ["a:3", "a:4"]}
 
 @pytest.fixture
 def script(monkeypatch):
-    """`script(name)` is the module of a job, which trains only when it is called."""
+    """The module of the job, which trains only when it is called."""
     for name in ("TF_CPP_MIN_LOG_LEVEL", "TF_ENABLE_ONEDNN_OPTS", "TF_USE_LEGACY_KERAS"):
         monkeypatch.setenv(name, "1")  # the module would set them for the tests that follow
     monkeypatch.delenv("WORKSHOP_DEVICE", raising=False)
     monkeypatch.delitem(sys.modules, "torch", raising=False)  # a job of TensorFlow's has not imported it
-
-    def load(name):
-        specification = importlib.util.spec_from_file_location(name, JOBS / name / "train.py")
-        module = importlib.util.module_from_spec(specification)
-        specification.loader.exec_module(module)
-        return module
-
-    return load
+    specification = importlib.util.spec_from_file_location("job", JOBS / "mnist_tensorflow" / "train.py")
+    module = importlib.util.module_from_spec(specification)
+    specification.loader.exec_module(module)
+    return module
 
 
 @pytest.fixture
@@ -53,8 +49,8 @@ def task(cluster, role, index):
 
 
 def test_a_mirrored_worker_takes_the_gpu_of_its_local_rank_and_nccl(script, machine):
-    job, config = script("mnist_multi_worker_mirrored"), machine(2)
-    assert job.choose_device(task(MIRRORED, "worker", 3)).name == "NCCL"
+    config = machine(2)
+    assert script.choose_device(task(MIRRORED, "worker", 3)).name == "NCCL"
     config.set_visible_devices.assert_called_once_with("gpu-1", "GPU")
     config.experimental.set_memory_growth.assert_called_once_with("gpu-1", True)
     # On a machine with GPUs the processor is not what workers share.
@@ -62,29 +58,21 @@ def test_a_mirrored_worker_takes_the_gpu_of_its_local_rank_and_nccl(script, mach
 
 
 def test_beside_parameter_servers_each_worker_has_a_gpu_of_its_own_and_nobody_else_has_any(script, machine):
-    job = script("mnist_parameter_server")
     machine(2)
     for index in (0, 1):
-        options = job.server_options(task(SERVERS, "worker", index))
+        options = script.server_options(task(SERVERS, "worker", index))
         assert options.gpu_options.visible_device_list == str(index)
         assert options.gpu_options.allow_growth
         assert "GPU" not in options.device_count
     for role in ("chief", "ps"):
-        assert job.server_options(task(SERVERS, role, 0)).device_count["GPU"] == 0
+        assert script.server_options(task(SERVERS, role, 0)).device_count["GPU"] == 0
 
 
-@pytest.mark.parametrize(
-    ("name", "choose"),
-    [
-        ("mnist_parameter_server", lambda job: job.server_options(task(SERVERS, "worker", 0))),
-        ("mnist_multi_worker_mirrored", lambda job: job.choose_device(task(MIRRORED, "worker", 0))),
-    ],
-)
 def test_a_worker_that_was_given_a_gpu_and_finds_none_does_not_train_on_the_processor(
-    name, choose, script, machine, monkeypatch
+    script, machine, monkeypatch
 ):
-    job = script(name)
     machine(0)
     monkeypatch.setenv("WORKSHOP_DEVICE", "cuda:0")
-    with pytest.raises(ValueError, match="the framework finds no GPU"):
-        choose(job)
+    for choose, cluster in ((script.server_options, SERVERS), (script.choose_device, MIRRORED)):
+        with pytest.raises(ValueError, match="the framework finds no GPU"):
+            choose(task(cluster, "worker", 0))

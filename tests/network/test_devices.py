@@ -50,9 +50,9 @@ NO_WORKER_7 = "there is no worker-7 in this job; its processes are worker-0, wor
 @pytest.mark.parametrize(
     ("name", "fields", "device", "message"),
     [
-        ("mnist_multi_worker_mirrored", {}, "100ms", TENSORFLOW),
+        ("mnist_tensorflow", {}, "100ms", TENSORFLOW),
         ("digits_horovod_keras", {}, "100ms", TENSORFLOW),
-        ("mnist_parameter_server", {}, "100ms", TENSORFLOW),
+        ("mnist_tensorflow/parameter_server.yaml", {}, "100ms", TENSORFLOW),
         ("mnist_torch_ddp", {"resources": {"gpu": 1}}, "100ms", "resources.gpu is 1"),
         ("digits_ring", {}, "100ms,worker-7=2", NO_WORKER_7),
     ],

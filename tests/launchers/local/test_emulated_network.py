@@ -180,8 +180,8 @@ def test_ranks_that_mpirun_starts_cannot_have_networks_of_their_own(make_job):
     [
         ("mnist_torch_ddp", "torch"),
         ("mnist_horovod", "horovod"),
-        ("mnist_multi_worker_mirrored", "tensorflow"),
-        ("mnist_parameter_server", "tensorflow"),
+        ("mnist_tensorflow", "tensorflow"),
+        ("mnist_tensorflow/parameter_server.yaml", "tensorflow"),
     ],
 )
 def test_every_framework_trains_in_it(name, package):
