@@ -4,6 +4,7 @@ import json
 import os
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import psutil
@@ -136,6 +137,7 @@ def test_elephas_refuses_a_partition_that_it_would_skip_and_trains_asynchronousl
     ):
         while driver.poll() is None:
             addresses |= listening(family(driver.pid))
+            time.sleep(0.5)
         log.seek(0)
         lines = log.read().splitlines()
     assert driver.returncode == 0, lines
