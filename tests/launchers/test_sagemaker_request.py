@@ -53,6 +53,7 @@ def test_what_sagemaker_would_not_do_is_refused_with_a_way_out(make_job, fields,
 # The body
 
 
+@pytest.mark.processes
 @pytest.mark.parametrize("strategy", ["torch_ddp", "mpi", "horovod"])
 def test_there_are_as_many_ranks_as_hosts_times_processes_on_each(make_job, strategy, tmp_path):
     job = make_job(TORCH, strategy=strategy, nodes=3, processes_per_node=2, image="mine:1")
@@ -79,6 +80,7 @@ def test_there_are_as_many_ranks_as_hosts_times_processes_on_each(make_job, stra
     ]
 
 
+@pytest.mark.processes
 def test_an_argument_that_torchrun_takes_for_one_of_its_own_is_refused(make_job):
     from torch.distributed.run import get_args_parser  # it takes seconds
 
