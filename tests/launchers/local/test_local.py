@@ -159,29 +159,26 @@ def test_a_killed_worker_makes_the_run_fail_within_seconds_though_the_others_ign
 
 # What a worker leaves behind
 
-ORPHANS = {
-    "in a session of its own": "subprocess.Popen(['sleep', '1000'], start_new_session=True)",
-    "as a daemon": "subprocess.run(['sh', '-c', '(setsid sleep 1000 >/dev/null 2>&1 &) &'])",
-    "that ignores signals": "subprocess.Popen(['sh', '-c', 'trap \"\" TERM HUP INT; sleep 1000; sleep 1000'])",
-    "that never stops printing": "subprocess.Popen(['yes'])",
-}
+# In a session of its own, as a daemon, deaf to signals, and never silent.
+ORPHANS = """
+    subprocess.Popen(["sleep", "1000"], start_new_session=True)
+    subprocess.run(["sh", "-c", "(setsid sleep 1000 >/dev/null 2>&1 &) &"])
+    subprocess.Popen(["sh", "-c", 'trap "" TERM HUP INT; sleep 1000; sleep 1000'])
+    subprocess.Popen(["yes"])
+    print("ready", flush=True)
+"""
 
 
 @pytest.mark.parametrize(
-    ("orphan", "ending", "state"),
+    ("ending", "state"),
     [
-        *((orphan, "time.sleep(1000)", RunState.STOPPED) for orphan in ORPHANS.values()),
-        (ORPHANS["as a daemon"], "pass", RunState.SUCCEEDED),
-        (ORPHANS["as a daemon"], "sys.exit(3)", RunState.FAILED),
+        ("time.sleep(1000)", RunState.STOPPED),
+        ("pass", RunState.SUCCEEDED),
+        ("sys.exit(3)", RunState.FAILED),
     ],
 )
-def test_what_a_worker_started_ends_with_the_run(orphan, ending, state, make_job, watch):
-    job = make_job(SAY, f"""
-    {orphan}
-    print("ready", flush=True)
-    {ending}
-    """)  # fmt: skip
-    with Local().launch(job) as run:
+def test_what_a_worker_started_ends_with_the_run(ending, state, make_job, watch):
+    with Local().launch(make_job(SAY, ORPHANS, ending)) as run:
         until_ready(run)
         if state is not RunState.STOPPED:
             assert watch.eventually(lambda: run.state is not RunState.RUNNING, 30)

@@ -5,13 +5,12 @@ import platform
 import signal
 import subprocess
 import sys
-import time
 
 import psutil
 import pytest
 from conftest import alive, eventually, marked_processes
 
-from workshop_utils.launchers.local.run import SUPERVISOR, Event, Process, ProcessGroup
+from workshop_utils.launchers.local.run import Event, Process, ProcessGroup
 
 pytestmark = [pytest.mark.processes, pytest.mark.usefixtures("nothing_is_left")]
 
@@ -47,26 +46,6 @@ class Group(ProcessGroup):
 
         assert eventually(started)
         return started()[0]
-
-
-@pytest.mark.parametrize(
-    ("script", "leaves", "code", "said"),
-    [
-        ("time.sleep(1000)", False, -signal.SIGTERM, []),
-        ("time.sleep(1); print('goodbye')", True, 0, ["goodbye"]),  # it is given the time for it
-    ],
-)
-def test_a_group_succeeds_when_the_awaited_have_ended_and_its_services_leave_or_are_told_to(
-    script, leaves, code, said
-):
-    started_at = time.monotonic()
-    group = Group(
-        python("chief", "time.sleep(0.2)"), python("service", script, required=False, leaves=leaves)
-    )
-    assert group.end()["outcome"] == "succeeded"
-    assert time.monotonic() - started_at < 10
-    assert group.said("service") == said
-    assert {"event": "exited", "name": "service", "code": code, "ours": code < 0} in group.events
 
 
 def test_a_service_that_fails_fails_the_group():
@@ -147,13 +126,6 @@ print(signal.pthread_sigmask(signal.SIG_BLOCK, []))
     group = Group(python("one", script), python("two", script))
     group.end()
     assert group.said("one") == group.said("two") == direct.stdout.splitlines()
-
-
-def test_the_supervisor_needs_the_standard_library_alone_and_ends_without_a_specification():
-    command = [sys.executable, "-E", "-s", "-S", str(SUPERVISOR)]
-    for text in (b"", b'{"owner": '):
-        done = subprocess.run(command, input=text, capture_output=True, check=True, timeout=60)
-        assert (done.stdout, done.stderr) == (b"", b"")
 
 
 def test_an_owner_that_has_died_before_the_start_is_noticed(nothing_is_left):
