@@ -84,7 +84,10 @@ def test_relative_links_lead_somewhere(page):
 @pytest.mark.parametrize("page", PAGES, ids=name_of)
 def test_files_targets_modules_commands_and_options_that_are_named_exist(page):
     folders = r"`((?:jobs|docs|images|notebooks|tests|workshop_utils|\.devcontainer)/[\w./*-]*)`"
-    for path in re.findall(folders, page.read_text()):
+    text = page.read_text()
+    if page.name == "CHANGELOG.md":  # what begins a row of its table is a name from before
+        text = re.sub(r"^\|[^|]*\|", "", text, flags=re.MULTILINE)
+    for path in re.findall(folders, text):
         assert re.search(r"(NN_|NAME|LESSON|SUBJECT)", path) or list(ROOT.glob(path.rstrip("/"))), path
     for block in shell_blocks(page):
         answer = subprocess.run(["bash", "-n"], input=block, text=True, capture_output=True)
