@@ -36,11 +36,17 @@ def shell_blocks(page):
     return re.findall(r"^```sh\n(.*?)^```", page.read_text(), flags=re.MULTILINE | re.DOTALL)
 
 
+def present(page):
+    """The text of a page without the first cells of the changelog's tables: names from before."""
+    text = page.read_text()
+    return re.sub(r"^\|[^|]*\|", "", text, flags=re.MULTILINE) if page.name == "CHANGELOG.md" else text
+
+
 def commands_in(page):
     """The words of each command of a page, in blocks and inline."""
     lines = [line for block in shell_blocks(page) for line in block.replace("\\\n", " ").splitlines()]
     inline = r"`((?:make|\.venv/bin/workshop|workshop|python -m) [^`]+)`"
-    lines += re.findall(inline, page.read_text().replace("\n", " "))
+    lines += re.findall(inline, present(page).replace("\n", " "))
     return [shlex.split(part, comments=True) for line in lines for part in line.split("&&")]
 
 
@@ -84,10 +90,7 @@ def test_relative_links_lead_somewhere(page):
 @pytest.mark.parametrize("page", PAGES, ids=name_of)
 def test_files_targets_modules_commands_and_options_that_are_named_exist(page):
     folders = r"`((?:jobs|docs|images|notebooks|tests|workshop_utils|\.devcontainer)/[\w./*-]*)`"
-    text = page.read_text()
-    if page.name == "CHANGELOG.md":  # what begins a row of its table is a name from before
-        text = re.sub(r"^\|[^|]*\|", "", text, flags=re.MULTILINE)
-    for path in re.findall(folders, text):
+    for path in re.findall(folders, present(page)):
         assert re.search(r"(NN_|NAME|LESSON|SUBJECT)", path) or list(ROOT.glob(path.rstrip("/"))), path
     for block in shell_blocks(page):
         answer = subprocess.run(["bash", "-n"], input=block, text=True, capture_output=True)
