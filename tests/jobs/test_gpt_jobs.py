@@ -64,7 +64,6 @@ def test_pipeline_training_equals_one_process(workers, schedule, chunks):
 @pytest.mark.parametrize(
     ("data", "tensor", "pipeline", "more"),
     [
-        (1, 3, 1, {"sequence_parallel": 1}),
         (1, 2, 2, {"sequence_parallel": 1, "schedule": "interleaved", "chunks": 2}),
         (2, 2, 2, {}),
     ],

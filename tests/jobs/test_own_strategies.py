@@ -58,7 +58,6 @@ def test_ring_mpi_and_servers_come_to_the_same_weights_and_send_what_the_formula
     ("workers", "servers", "arguments"),
     [
         (3, 2, {"consistency": "stale_synchronous", "bound": 2}),
-        (1, 2, {"consistency": "asynchronous"}),
         (3, 2, {"consistency": "asynchronous"}),
     ],
 )
