@@ -191,13 +191,6 @@ def test_a_stopped_job_leaves_no_process_not_even_one_of_another_session(make_jo
 
 
 @needs_slurm
-def test_a_rank_that_has_ended_leaves_no_process_either(make_job, target):
-    script = 'import subprocess\nsubprocess.Popen(["sleep", "600"], start_new_session=True)'
-    with target.launch(make_job(script)) as run:
-        run.wait(PATIENCE_SECONDS)
-
-
-@needs_slurm
 def test_a_job_that_waits_in_the_queue_says_why_until_it_is_stopped(make_job, target, cluster):
     later = target.model_copy(update={"options": ("--begin=now+1hour",)})
     with later.launch(make_job("")) as run:
@@ -252,15 +245,16 @@ def test_a_folder_of_runs_within_the_job_s_own_is_refused(make_job):
 
 
 @needs_slurm
-def test_arguments_arrive_as_they_are_and_what_links_in_the_job_s_folder_point_to(make_job, target, tmp_path):
+def test_a_rank_finds_its_arguments_and_linked_files_and_ends_with_all_it_started(make_job, target, tmp_path):
     arguments = {"text": 'it\'s "$HOME"\n`x`'}
     job = make_job(
         """
-        import sys
+        import subprocess, sys
         from common.util import ANSWER
         from one import ANSWER
 
         print([ANSWER, *sys.argv[1:]])
+        subprocess.Popen(["sleep", "600"], start_new_session=True)
         """,
         arguments=arguments,
     )
