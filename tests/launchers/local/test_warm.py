@@ -157,12 +157,14 @@ def test_a_traceback_shows_the_learners_frames_and_nothing_of_the_server(script,
 def test_what_is_to_run_at_exit_runs_and_threads_are_waited_for(make_job):
     job = make_job(SAY, """
     atexit.register(print, "at exit")
+    said = threading.Event()
     def late():
-        time.sleep(0.2)
+        said.wait()
         print("the thread is done")
     threading.Thread(target=late).start()
     threading.Thread(target=time.sleep, args=(1000,), daemon=True).start()
     print("the script is done", end="")
+    said.set()
     """)  # fmt: skip
     assert "".join(texts(job)) == "the script is donethe thread is doneat exit"
 
