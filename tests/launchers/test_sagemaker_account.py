@@ -246,10 +246,11 @@ def test_only_a_yes_is_a_yes_and_the_question_holds_the_price_at_the_limit(make_
     assert capsys.readouterr().out.count(question) == 4
 
 
-def test_spot_instances_have_an_hour_to_be_found_beyond_the_time_limit(make_job):
+def test_spot_instances_have_an_hour_to_be_found_and_checkpoints_where_the_job_says(make_job):
     target = SageMaker(role=ROLE, region="us-east-1", spot=True, max_runtime="2min")
-    stopping = target.render(make_job("import torch", strategy="torch_ddp")).body["StoppingCondition"]
-    assert stopping == {"MaxRuntimeInSeconds": 120, "MaxWaitTimeInSeconds": 3720}
+    body = target.render(make_job("import torch", strategy="torch_ddp", checkpoints="s3://mine/kept")).body
+    assert body["StoppingCondition"] == {"MaxRuntimeInSeconds": 120, "MaxWaitTimeInSeconds": 3720}
+    assert body["CheckpointConfig"]["S3Uri"] == "s3://mine/kept"
 
 
 # What the workshop leaves in an account

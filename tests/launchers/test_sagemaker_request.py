@@ -93,12 +93,8 @@ def test_the_image_follows_from_what_the_script_imports(make_job, script, region
     assert f":ecr:${{AWS::Region}}:*:repository/{repository}\n" in roles, "the role may not pull it"
 
 
-@pytest.mark.parametrize("script", ["import horovod.torch", "from horovod import tensorflow"])
-def test_horovod_that_aws_does_not_have_needs_an_image_of_one_s_own(make_job, script):
-    job = make_job(script, strategy="horovod", workers=2)
-    with pytest.raises(JobError, match="image is missing: no image of AWS has the Horovod that this script"):
-        body_of(job)
-    body = body_of(job.replace(image="mine:1"))
+def test_an_image_of_one_s_own_may_have_horovod(make_job):
+    body = body_of(make_job("import horovod.torch", strategy="horovod", workers=2, image="mine:1"))
     assert body["AlgorithmSpecification"]["TrainingImage"] == "mine:1"
     assert body["Environment"]["HOROVOD_GLOO_TIMEOUT_SECONDS"] == "1800"
 
@@ -139,17 +135,6 @@ def test_with_a_role_emulated_instances_refuse_what_sagemaker_would(make_job, mo
     monkeypatch.setenv("AWS_REGION", "eu-west-1")
     algorithm = EmulatedSageMaker(role=ROLE).render(make_job(TORCH)).body["AlgorithmSpecification"]
     assert ".eu-west-1." in algorithm["TrainingImage"]
-
-
-def test_each_launch_on_spot_instances_has_checkpoints_of_its_own_unless_the_job_says_where(make_job):
-    job, kept = make_job(TORCH), []
-    for _ in range(2):
-        body = body_of(job, spot=True)
-        kept.append(body["CheckpointConfig"]["S3Uri"])
-        assert kept[-1].endswith(f"/workshop/checkpoints/{body['TrainingJobName']}")
-    assert kept[0] != kept[1]
-    own = job.replace(checkpoints="s3://mine/kept")
-    assert body_of(own, spot=True)["CheckpointConfig"]["S3Uri"] == "s3://mine/kept"
 
 
 # What is sent to moto
