@@ -387,28 +387,13 @@ def test_at_the_time_limit_stacks_are_grouped_and_say_who_waits_for_whom():
 # What programs do beside
 
 
-@pytest.mark.parametrize(
-    "write",
-    [
-        lambda: print("line"),
-        lambda: sys.stdout.write("no end"),
-        lambda: os.write(1, bytes(range(256))),
-        lambda: print("x" * 3_000_000),
-    ],
-)
-def test_whatever_a_rank_prints_comes_back_as_lines(write):
-    results = on_ranks(2, lambda communicator: write())
-    assert all(each.lines for each in results)
-    assert results[0].lines == results[1].lines
-    assert len(repr(results)) < 5000
-
-
-def test_a_hundred_thousand_lines_come_back_whole():
+def test_a_hundred_thousand_lines_come_back_whole_and_a_last_one_without_its_end():
     def program(communicator):
         for number in range(100_000):
             print(number)
+        sys.stdout.write("no end")
 
-    assert on_ranks(1, program)[0].lines == tuple(map(str, range(100_000)))
+    assert on_ranks(1, program)[0].lines == (*map(str, range(100_000)), "no end")
 
 
 @pytest.mark.parametrize(
