@@ -8,13 +8,12 @@ import pytest
 
 from workshop_utils.comm import threads
 from workshop_utils.comm.central import central_all_reduce
-from workshop_utils.comm.communicator import chunk
 from workshop_utils.comm.double_tree import double_tree_all_reduce
 from workshop_utils.comm.halving_doubling import halving_doubling_all_reduce
 from workshop_utils.comm.hierarchical import hierarchical_all_reduce
-from workshop_utils.comm.ring import ring_all_gather, ring_all_reduce, ring_reduce_scatter
+from workshop_utils.comm.ring import ring_all_reduce
 from workshop_utils.comm.subset import Subset
-from workshop_utils.comm.tree import tree_all_reduce, tree_broadcast
+from workshop_utils.comm.tree import tree_all_reduce
 
 ALL_REDUCES = {
     "ring": ring_all_reduce,
@@ -56,18 +55,6 @@ def test_an_all_reduce_is_numpys_for_every_dtype_and_operation(name, size):
             np.testing.assert_allclose(array, expected, rtol=1e-6)
 
 
-def test_reduce_scatter_leaves_each_rank_one_chunk_and_all_gather_completes_it():
-    def program(communicator):
-        array = np.arange(10.0) * communicator.rank
-        part = ring_reduce_scatter(communicator, array, "mean").copy()
-        ring_all_gather(communicator, array)
-        return part, array
-
-    for rank, (part, array) in enumerate(threads.run(3, program)):
-        np.testing.assert_array_equal(part, chunk(np.arange(10.0), rank + 1, 3))
-        np.testing.assert_array_equal(array, np.arange(10.0))
-
-
 @pytest.mark.parametrize("name", ALL_REDUCES)
 def test_an_array_that_is_not_contiguous_is_refused_with_the_way_out(name):
     def program(communicator):
@@ -93,22 +80,6 @@ def test_rounding_does_not_depend_on_who_is_late(name):
 
     results = [threads.run(4, functools.partial(program, late=late)) for late in (0, 3)]
     assert len({bits for ranks in results for bits in ranks}) == 1
-
-
-def test_a_subset_counts_in_its_own_numbers_and_sends_to_the_right_ranks():
-    def program(communicator):
-        if communicator.rank == 2:
-            return []
-        subset = Subset(communicator, [4, 0, 1, 3])
-        assert subset.size == 4
-        array = np.array([float(subset.rank)])
-        tree_broadcast(subset, array, root=1)
-        tree_all_reduce(subset, mean := np.array([float(communicator.rank)]), "mean")
-        return [array[0], mean[0]]
-
-    results = threads.run(5, program)
-    assert results[2] == []
-    assert [results[rank] for rank in (0, 1, 3, 4)] == [[1.0, 2.0]] * 4
 
 
 def test_a_subset_without_this_rank_is_refused():

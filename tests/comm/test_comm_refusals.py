@@ -34,20 +34,6 @@ def test_numbers_that_cannot_be_are_named(call, message):
 
 
 @pytest.mark.parametrize("run", [simulate, threads.run])
-def test_ranks_to_receive_from_may_be_a_set(run):
-    senders = []
-
-    def program(communicator):
-        if communicator.rank == 0:
-            senders.append(communicator.recv({1}, np.zeros(1)))
-        else:
-            communicator.send(0, np.zeros(1))
-
-    run(2, program)
-    assert senders == [1]
-
-
-@pytest.mark.parametrize("run", [simulate, threads.run])
 def test_receiving_from_nobody_or_into_nothing_is_refused_at_once(run):
     with pytest.raises(
         CommunicationError, match="rank 0 would wait for ever: it receives from the first of no ranks"

@@ -74,14 +74,6 @@ def test_the_log_says_when_each_gradient_came():
     assert log.seconds[:2] == pytest.approx([8 / 7 + 1 + 1, 16 / 7 + 2 + 1])
 
 
-def test_how_far_a_worker_is_ahead_counts_active_workers_only():
-    state = parameter_server.State(range(1, 4))
-    state.pushes = {1: 5, 2: 3, 3: 0}
-    assert state.ahead(1) == 5
-    state.active = {1, 2}
-    assert (state.ahead(1), state.ahead(2)) == (2, 0)
-
-
 @pytest.mark.parametrize(("workers", "bound"), [(2, 0), (2, 1), (2, 3), (4, 2)])
 def test_staleness_under_a_bound_has_the_limit_that_lesson_03_derives_and_the_lead_reaches_the_bound(
     workers, bound

@@ -53,39 +53,6 @@ def test_a_shape_has_no_contents_whatever_its_size():
             needs_contents(part)
 
 
-def test_whose_message_comes_first_is_heard_first():
-    def program(communicator):
-        word = np.zeros(1)
-        if communicator.rank:
-            communicator.sleep({1: 0.3, 2: 0.1, 3: 0.2}[communicator.rank])
-            communicator.send(0, word)
-            return []
-        heard, silent = [], [1, 2, 3]
-        while silent:
-            source = communicator.recv(silent, word)
-            heard.append((source, communicator.now()))
-            silent.remove(source)
-        return heard
-
-    heard = simulate(4, program, Link(0.01)).results[0]
-    assert [source for source, _ in heard] == [2, 3, 1]
-    assert [seconds for _, seconds in heard] == pytest.approx([0.11, 0.21, 0.31])
-
-
-def test_what_was_sent_is_what_it_was_then_and_comes_in_order():
-    def program(communicator):
-        words = [np.array([float(number)]) for number in range(5)]
-        for word in words:
-            if communicator.rank:
-                communicator.recv(0, word)
-            else:
-                communicator.send(1, word)
-                word[:] = -1
-        return [float(word[0]) for word in words]
-
-    assert simulate(2, program, LINK).results[1] == [0, 1, 2, 3, 4]
-
-
 # How long it takes.
 
 

@@ -102,17 +102,6 @@ def test_who_closes_keeps_no_thread_waiting(ranks):
     assert ranks.run(2, close_while_a_thread_receives)[0] == "rank 0 has closed its communicator"
 
 
-def use_after_close(communicator):
-    communicator.close()
-    communicator.close()
-    with pytest.raises(CommunicationError, match=f"rank {communicator.rank} has closed"):
-        communicator.barrier()
-
-
-def test_a_closed_communicator_says_so(ranks):
-    ranks.run(2, use_after_close)
-
-
 @pytest.mark.parametrize(
     ("rank", "size", "secret", "named"),
     [(2, 2, b"s", "rank is 2"), (-1, 2, b"s", "rank"), (0, 1, b"", "secret")],

@@ -98,6 +98,7 @@ def test_without_any_namespaces_the_workshop_s_own_ranks_feel_the_network_all_th
     )
     # 2 (N − 1) steps of a third each.
     assert run.metrics["all_reduce_seconds"].max() > 4 * (0.02 + 20_000 / 1.25e6)
+    assert run.metrics["error"].max() < 1e-6
 
 
 def test_latency_is_added_once_on_each_way_from_one_to_another():
