@@ -103,6 +103,22 @@ def test_in_virtual_time_the_pipeline_takes_as_long_as_predicted(name, ranks, ch
     assert lengths[0] - 1e-9 <= lengths[1] <= 1.03 * lengths[2] + 1e-4
 
 
+@pytest.mark.parametrize("ranks", [2, 3, 4, 8])
+@pytest.mark.parametrize("name", ["naive", "gpipe", "one_f_one_b", "interleaved"])
+def test_no_schedule_deadlocks_where_a_send_lasts_until_its_message_is_received(name, ranks):
+    schedule = schedule_of(name, ranks, 2 * ranks, 2 if name == "interleaved" else 1)
+
+    def rank_main(communicator):
+        message = np.zeros(1, np.float32)
+        stages = {
+            stage: EmulatedStage(communicator, 0, 0, message)
+            for stage in schedule.stages_of(communicator.rank)
+        }
+        run(schedule, stages, communicator, (1,))
+
+    threads.run(ranks, rank_main, timeout_seconds=5, is_buffered=False)
+
+
 def test_a_schedule_for_other_ranks_or_stages_and_a_first_stage_without_inputs_are_refused():
     def program(communicator):
         message = np.zeros(1, np.float32)
