@@ -1,6 +1,5 @@
 """Figures of the lessons show the numbers that they are given, with names and units, and in words too."""
 
-import itertools
 import math
 
 import numpy as np
@@ -154,13 +153,6 @@ def test_a_figure_shows_its_numbers_under_a_headline_on_named_axes_and_nothing_r
                 assert page.count_contains(text.get_window_extent().corners()) == 4, text.get_text()
 
 
-def test_each_step_of_a_ring_adds_one_contribution_to_one_chunk_of_each_rank():
-    held = communication.contributions(ring_all_reduce, 3)
-    for rank, step in itertools.product(range(3), (1, 2)):
-        assert held[rank, step, (rank - step) % 3].sum() == step + 1
-    assert (held[:, -1] == 1).all()  # every chunk has every rank's contribution once
-
-
 def test_the_loss_of_a_pretraining_is_the_running_mean_of_its_ranks():
     rows = [
         (rank, step, 2 + sign + (step == 1)) for step in range(1, 31) for rank, sign in ((0, 0.1), (1, -0.1))
@@ -185,15 +177,6 @@ def test_the_title_of_an_interruption_counts_the_steps_that_were_repeated():
         shown = rows[:20] + rows[29:] if count == 20 else rows[:count]
         figure = sagemaker.spot(table("attempt seconds step", *shown), checkpoint_steps=10)
         assert title in figure.axes[0].get_title(loc="left")
-
-
-def test_no_name_lies_on_a_point():
-    figure = SHOWN["map"][0]()
-    figure.draw_without_rendering()
-    for axes in figure.axes:
-        places = axes.transData.transform(shown(axes))
-        for text in axes.texts:
-            assert not text.get_window_extent().padded(4).count_contains(places), text.get_text()
 
 
 def test_titles_count_the_forms_that_are_one_with_the_reference():

@@ -5,8 +5,6 @@ import warnings
 
 import numpy as np
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 from matplotlib import colors
 
 from workshop_utils.plots import (
@@ -82,16 +80,6 @@ def test_a_thing_has_one_colour_whatever_it_is_called_and_one_without_a_colour_i
         assert style.colour_of(thing) == style.colour_of(other)
     with pytest.raises(ValueError, match="'wroker 1' has no colour; known are"):
         style.colour_of("wroker 1")
-
-
-@given(positions=st.lists(st.floats(-1e3, 1e3), max_size=12), gap=st.floats(0, 50))
-def test_positions_are_spread_in_their_order_around_where_they_were(positions, gap):
-    moved = style.spread(positions, gap)
-    order = np.argsort(positions, kind="stable")
-    assert (np.diff(moved[order]) >= gap - 1e-6).all()
-    assert moved.sum() == pytest.approx(sum(positions), abs=1e-5)
-    if (np.diff(np.array(positions)[order]) >= gap).all():
-        assert moved == pytest.approx(positions)
 
 
 def test_labels_at_the_ends_of_lines_that_coincide_do_not_overlap():

@@ -6,17 +6,6 @@ from workshop_utils.scaling import published, validation
 from workshop_utils.scaling.fit import PIPELINE_NBYTES, size_terms
 
 
-@pytest.mark.parametrize(
-    ("values", "three"),
-    # Of two values in the middle, the smaller one counts.
-    [([1, 8, 16, 32, 64], [1, 8, 64]), ([2.0**power for power in range(16, 32)], [2**16, 2**23, 2**31])],
-)
-def test_the_three_points_are_the_ends_and_the_middle_of_the_logarithms(values, three):
-    assert [values[index] for index in validation.fitted_points(values)] == three
-    with pytest.raises(ValueError, match="at least three, ascending"):
-        validation.fitted_points(three[::-1])
-
-
 def test_what_was_left_out_does_not_change_what_is_predicted():
     curves = published.published_curves()
     before = validation.predict_curve(curves[curves["system"] == curves["system"][0]])

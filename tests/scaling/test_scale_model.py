@@ -147,14 +147,6 @@ def test_an_emulated_step_has_the_ratios_of_the_cluster_s(strategy, cluster, wor
     )
 
 
-def test_buckets_and_fusion_buffers_shrink_with_the_gradients():
-    ddp, horovod = (vgg(strategy).emulation(2, 1e9) for strategy in ("torch_ddp", "horovod"))
-    shrunk = ddp.nbytes / VGG
-    sizes = f"{round(shrunk * 2**20) + 4 * 650},{round(shrunk * 25 * 2**20)}"
-    assert ddp.setting().job.arguments["bucket-bytes"] == sizes
-    assert int(horovod.setting().job.environment["HOROVOD_FUSION_THRESHOLD"]) == round(shrunk * 128 * 2**20)
-
-
 @pytest.mark.parametrize(
     ("model", "workers", "forwarded", "binding"),
     [("vgg16", 1, 1e9, 0), ("resnet50", 2, 1e9, 1), ("vgg16", 16, 1e9, 2), ("vgg16", 4, 1e6, 3)],

@@ -263,24 +263,6 @@ def test_outputs_that_are_parameters_nested_or_several_are_no_trouble(device, cl
         assert clock.now - started == pytest.approx(SECONDS, rel=0.2)
 
 
-@pytest.mark.parametrize(("steps", "share"), [(0, 0.5), (1, 0.25), (2, 0.25), (4, 0.1)])
-def test_the_host_s_share_is_of_the_steps_after_the_first_or_else_of_all_the_time(clock, steps, share):
-    device = EmulatedDevice(1.0)
-    clock.work(1)
-    for number in range(steps):
-        device.begin_step()
-        clock.work(0.25 if number == 0 else 0.1)
-        device.compute(1.0)
-    if not steps:
-        clock.wait(1)
-    if steps == 2:
-        clock.work(0.15)
-        clock.wait(0)
-        assert 0 < device.host_share() <= 0.25
-    else:
-        assert device.host_share() == pytest.approx(share)
-
-
 def test_gradients_are_those_of_the_host_also_where_values_are_changed_in_place(device):
     torch.manual_seed(0)
     model, inputs = nn.Sequential(nn.Linear(3, 5), nn.ReLU(inplace=True), nn.Linear(5, 1)), torch.randn(7, 3)
