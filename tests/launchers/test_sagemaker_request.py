@@ -51,6 +51,26 @@ def test_what_sagemaker_would_not_do_is_refused_with_a_way_out(make_job, fields,
 # The body
 
 
+@pytest.mark.parametrize("strategy", ["single", "torch_ddp"])
+def test_a_driver_s_job_installs_the_requirements_in_its_folder(make_job, strategy):
+    job = make_job(TORCH, strategy=strategy)
+    install = "install_requirements.py requirements.txt"
+    assert install not in sm_train(place().render(job))
+    (job.folder / "requirements.txt").write_text("einops\n")
+    lines = sm_train(place().render(job)).splitlines()
+    unpacks, installs, drives = (
+        next(number for number, line in enumerate(lines) if words in line)
+        for words in ("tar -xzf sourcedir.tar.gz", install, "_driver.py")
+    )
+    assert unpacks < installs < drives
+
+
+def sm_train(rendered):
+    """The script of the SDK's that starts a container, as it is uploaded."""
+    (content,) = [content for key, content in rendered.uploads.items() if key.endswith("/sm_train.sh")]
+    return content.decode()
+
+
 @pytest.mark.processes
 def test_an_argument_that_torchrun_takes_for_one_of_its_own_is_refused(make_job):
     from torch.distributed.run import get_args_parser  # it takes seconds

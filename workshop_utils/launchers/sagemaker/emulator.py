@@ -62,7 +62,7 @@ class EmulatedSageMaker(SageMakerSettings):
         "not watched; and checkpoints are kept in a folder of this run",
         "end": "where a host fails, SIGTERM ends the others, and reaches scripts; on SageMaker it comes later,"
         " and the toolkit keeps it",
-        "python": "Python and its packages are this environment's",
+        "python": "Python and its packages are this environment's; a requirements.txt is not installed",
         "left out": "variables about groups of instances, and about libraries that only AWS's images have",
     }
 

@@ -156,6 +156,8 @@ def _driver(submission: Submission) -> dict[str, Any]:
     job = submission.job
     if not submission.driver:
         return {}
-    source = SourceCode(source_dir=submission.source_uri, entry_script=job.script)
+    # The toolkit installs these by itself.
+    requirements = "requirements.txt" if (job.folder / "requirements.txt").is_file() else None
+    source = SourceCode(source_dir=submission.source_uri, entry_script=job.script, requirements=requirements)
     torchrun = Torchrun(process_count_per_node=job.processes_per_node or 1)
     return {"source_code": source, "distributed": torchrun if job.strategy == "torch_ddp" else None}
