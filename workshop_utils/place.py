@@ -120,10 +120,14 @@ def here() -> Place:
     The first call also lets the launcher ask where this process stands: on SIGUSR1 it prints its stack, which
     is how a hang gets a name. Call it before importing a framework, so that a slow import is seen too.
 
+    On SageMaker it tells gloo the network interface, since a host's own name need not lead to it.
+
     Raises:
         ValueError: if a variable that says the place cannot be read; the message names it.
     """
     _announce()
+    if interface := os.environ.get("SM_NETWORK_INTERFACE_NAME"):
+        os.environ.setdefault("GLOO_SOCKET_IFNAME", interface)
     return from_environment(os.environ)
 
 

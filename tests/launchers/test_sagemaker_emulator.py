@@ -102,8 +102,16 @@ def test_every_mpi_rank_believes_that_it_is_on_the_first_host(make_job):
 def test_torchrun_starts_the_ranks_of_each_host_as_the_sdk_s_driver_has_it(make_job):
     look = """
     import json, os, sys
+    assert "GLOO_SOCKET_IFNAME" not in os.environ
     from workshop_utils import place
     here = place.here()
+    assert os.environ["GLOO_SOCKET_IFNAME"] == os.environ["SM_NETWORK_INTERFACE_NAME"] == "lo"
+    import torch
+    torch.distributed.init_process_group("gloo")
+    met = torch.ones(1)
+    torch.distributed.all_reduce(met)
+    assert met == 4
+    torch.distributed.destroy_process_group()
     channels, host = json.loads(os.environ["SM_CHANNELS"]), os.environ["SM_CURRENT_HOST"]
     found = [here.rank, here.world_size, here.local_world_size, host, channels, sys.argv[1:], str(here.model_folder)]
     sys.stdout.write(f"FOUND {json.dumps(found)}\\n")  # whole: two ranks share a pipe

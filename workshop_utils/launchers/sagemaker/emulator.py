@@ -34,7 +34,6 @@ from workshop_utils.launchers.sagemaker import toolkit
 from workshop_utils.launchers.sagemaker.request import Request, submission_of
 from workshop_utils.launchers.sagemaker.settings import SageMakerSettings
 from workshop_utils.launchers.source import shipped
-from workshop_utils.network import LOOPBACK_INTERFACE
 from workshop_utils.runs import Run
 from workshop_utils.training import data
 
@@ -172,7 +171,7 @@ def start(request: Request, checkpoints: Path | None = None) -> EmulatedRun:
             if submission.driver:
                 files |= _drivers(request, host, str(root))
                 command = _driver_command(submission.driver, root, at[TORCHRUN_STORE])
-                variables = {"GLOO_SOCKET_IFNAME": LOOPBACK_INTERFACE}
+                variables = {}  # the driver's environment.py sets them
             else:
                 spec = toolkit.script(submission, node, cluster).filled(**words)
                 command, variables = spec.argv, {**variables, **spec.environment}
