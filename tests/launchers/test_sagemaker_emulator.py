@@ -174,19 +174,23 @@ COUNTING = """
     while step < 40:
         step += 1
         place.report(step=step)
-        if step % 10 == 0:
+        if step % 10 == 0 and place.here().rank == 0:
             saved.write_text(str(step))
         time.sleep(0.05)
 """
 
 
-def test_on_spot_instances_an_interrupted_job_goes_on_from_its_checkpoint_on_new_ones(make_job, watch):
-    with EmulatedSageMaker(spot=True, role=ROLE, region="eu-west-1").launch(make_job(COUNTING)) as run:
+@pytest.mark.parametrize("fields", [{}, {"strategy": "mpi", "nodes": 2, "processes_per_node": 1}])
+def test_on_spot_instances_an_interrupted_job_goes_on_from_its_checkpoint_on_new_ones(
+    make_job, watch, fields
+):
+    job = make_job(COUNTING, **fields)
+    with EmulatedSageMaker(spot=True, role=ROLE, region="eu-west-1").launch(job) as run:
         assert watch.eventually(lambda: any(record.get("step", 0) >= 15 for record in run.records))
         run.interrupt()
         run.wait(60)
     assert "told to end" not in str(list(run.logs()))
-    steps = run.metrics.groupby("attempt")["step"].agg(list)
+    steps = run.metrics.query("rank == 0").groupby("attempt")["step"].agg(list)
     last = steps[0][-1]
     assert steps[0] == list(range(1, last + 1))
     assert steps[1] == list(range(last // 10 * 10 + 1, 41))

@@ -127,10 +127,13 @@ class SpotRun(RestartedRun):
         """Take the instances away. No script hears of it: SageMaker's SIGTERM reaches the toolkit, which keeps it."""
         run = self._interrupted = self.attempts[-1]
         assert isinstance(run, EmulatedRun)
-        with contextlib.suppress(psutil.NoSuchProcess):  # it has just ended
-            hosts = [psutil.Process(run.process_ids[host]) for host in run.workers]
-            below = [process for each in hosts for process in each.children(recursive=True)]
-            for process in (*hosts, *below):
+        doomed = []
+        for host in run.workers:
+            with contextlib.suppress(psutil.NoSuchProcess):  # it has ended, as MPI's other hosts soon do
+                process = psutil.Process(run.process_ids[host])
+                doomed += [process, *process.children(recursive=True)]
+        for process in doomed:
+            with contextlib.suppress(psutil.NoSuchProcess):
                 process.kill()
 
     def _start(self) -> Run:
