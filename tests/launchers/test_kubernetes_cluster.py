@@ -205,7 +205,6 @@ def test_the_ranks_of_an_mpi_job_have_names_and_the_log_of_sshd_does_not_appear(
          "namespace"),
         (409, "it is there", "something of that name exists already; delete it, or give the job another name"),
         (422, "spec.a: Required", "the cluster answered 422"),
-        (429, "slow down", "the cluster answered 429"),
         (500, 'failed calling webhook "v": no endpoints', "the cluster answered 500"),
     ],
 )  # fmt: skip

@@ -212,7 +212,6 @@ def owner(job, body, warm=False):
 @pytest.mark.parametrize(
     ("then", "warm"),
     [
-        ("time.sleep(1000)", False),
         ("while True: print('x' * 1000)", False),  # into a pipe that nobody reads any more
         ("import numpy; time.sleep(1000)", True),
     ],
