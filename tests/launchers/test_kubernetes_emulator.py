@@ -210,12 +210,8 @@ def test_what_is_left_of_a_job_that_has_ended_goes_by_its_policy(condition, poli
     assert actions == [("delete", name) for name in removed]
 
 
-def test_the_loop_sees_states_and_may_run_at_any_time():
+def test_a_job_goes_on_where_a_pod_may_restart_and_has_succeeded_with_one_if_it_is_elastic():
     job = {"metadata": {"name": "job"}, "spec": {}, "status": {}}
-    assert [action[:2] for action in reconcile(job, {}, [ONE])] == [("create", "job-master-0")]
-    assert reconcile(job, {"job-master-0": "Running"}, [ONE]) == []
-    assert reconcile(job, {"job-master-0": "Failed"}, [ONE]) == [("condition", "Failed")]
-    assert reconcile(job, {"job-master-0": "Succeeded"}, [ONE]) == [("condition", "Succeeded")]
     elastic = [Pod("a", "worker-0", restart_policy="OnFailure"), Pod("b", "worker-1")]
     pods = {"a": "Failed", "b": "Succeeded"}
     assert reconcile(job, pods, elastic) == [("delete", "a")]
