@@ -73,7 +73,7 @@ notebooks: setup ## run the notebooks, compare the marked cells, take each solut
 	$(if $(filter learner,$(EDITION)),@$(BIN)/workshop release)
 	$(call step,notebooks ($(EDITION)),PYTHONPATH=tests $(BIN)/pytest -p verdicts --nbval-lax $(addsuffix .ipynb,$(addprefix $(LESSONS)/,14* 05* 0[67]* 1* *)) -n 3 --dist loadfile --no-loadscope-reorder --nbval-cell-timeout 300 --timeout 600)
 
-fuzz: setup ## any job.yaml, any bytes on a link: ten minutes, or FUZZ_MINUTES
+fuzz: setup ## any job.yaml: ten minutes, or FUZZ_MINUTES
 	$(call step,fuzz,$(BIN)/pytest tests/fuzz.py -q --timeout 7200)
 
 soak: setup ## a thousand launches, or LAUNCHES, and 500 CALLS of on_ranks, with kills and interrupts; nothing may be left behind
