@@ -46,7 +46,7 @@ def is_a_job_or_a_job_error(content):
         (Path(folder) / "job.yaml").write_bytes(content)
         try:
             job = TrainingJob.load(folder)
-            if ":" not in job.data and job.data != "mnist":  # nothing is fetched here
+            if job.data is None or (":" not in job.data and job.data != "mnist"):  # nothing is fetched here
                 str(Local().render(job))
         except (JobError, DataError):
             event("refused")
