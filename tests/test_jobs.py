@@ -12,14 +12,6 @@ def folder(tmp_path):
     return tmp_path
 
 
-def test_every_wrong_field_has_a_line_of_its_own(folder):
-    resources = {"resources": {"memory": "lots", "cpu": -1}}
-    with pytest.raises(JobError) as caught:
-        TrainingJob(name="job", folder=folder, workers=0, timeout="soon", **resources)
-    fields = [line.partition(" ")[0] for line in str(caught.value).splitlines()]
-    assert sorted(fields) == ["resources.cpu", "resources.memory", "timeout", "workers"]
-
-
 def test_a_script_outside_any_folder_is_looked_for_where_python_runs(folder, monkeypatch):
     monkeypatch.chdir(folder)
     assert TrainingJob(name="job").script_path == Path("train.py")

@@ -5,7 +5,6 @@ import json
 import pytest
 
 from workshop_utils.scaling import catalogue
-from workshop_utils.scaling.catalogue import CatalogueError
 
 # The numbers of parameters that were published, or that the models' public implementations count.
 PUBLISHED = {
@@ -45,18 +44,3 @@ def test_a_configuration_of_hugging_face_is_read(tmp_path, config, name, sequenc
     file.write_text(json.dumps(config))
     model = catalogue.model(file)
     assert (model.parameters, model.sequence) == (PUBLISHED[name], sequence)
-
-
-@pytest.mark.parametrize(
-    ("content", "message"),
-    [
-        ("layers: 2\nwidth: 10\nheads: 3\nsequence: 8\nvocabulary: 5", "width is 10; it must be a multiple of heads"),
-        ("layers: 2\nwidth: 12\nheads: 3\nlayer: 4", "model.layer: unknown field; did you mean layers"),
-        ("- 1", "must have names and what belongs to them"),
-    ],
-)  # fmt: skip
-def test_a_model_that_is_badly_described_is_named_with_its_field(tmp_path, content, message):
-    file = tmp_path / "model.yaml"
-    file.write_text(content)
-    with pytest.raises(CatalogueError, match=message):
-        catalogue.model(file)

@@ -170,14 +170,6 @@ def test_time_is_stretched_until_the_device_the_exchange_the_host_and_the_links_
     assert slower.stretch == pytest.approx(3 * emulation.stretch)
 
 
-def test_four_hundred_workers_are_predicted_and_refused_before_anything_is_measured(monkeypatch, tmp_path):
-    monkeypatch.delattr(scale_model, "forwarded_bytes_per_second")
-    assert vgg().predict([400])["machines"].tolist() == [400]
-    with pytest.raises(JobError, match="workers is 400, on 400 machines; 64 are the most"):
-        vgg().measure([2, 400], Store(tmp_path))
-    assert vgg(cluster="p3.16xlarge").emulation(400, 1e9).machines == 50
-
-
 def test_an_exchange_too_short_to_matter_stretches_nothing_and_a_step_too_long_is_refused(monkeypatch):
     monkeypatch.setattr(scale_model, "cores", lambda: 1000)
     near = vgg(faster_link=1e4).emulation(2, 1e12)
