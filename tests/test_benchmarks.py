@@ -24,10 +24,3 @@ def test_each_measurement_is_a_row_with_its_ratio_and_bar_and_the_exit_code_says
     for row in rows:
         assert re.search(r"beside gloo .*, 3 to inf: (met|MISSED)$", row)
     assert done.returncode == any(row.endswith("MISSED") for row in rows)
-
-
-def test_a_benchmark_that_there_is_not_is_refused_with_those_that_there_are():
-    done = bench("marathon")
-    assert done.returncode == 2
-    assert "marathon" in done.stderr
-    assert "recovery" in done.stderr

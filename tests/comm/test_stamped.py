@@ -2,7 +2,6 @@
 
 import numpy as np
 import pytest
-from messages import random_exchanges
 
 from workshop_utils.comm import threads
 from workshop_utils.comm.central import central_all_reduce
@@ -76,14 +75,6 @@ def test_another_dtype_is_a_mismatch():
 
     with pytest.raises(Mismatch, match=r"sent (float32|int32) where rank \d expects (float32|int32)"):
         run(2, dtypes)
-
-
-def exchanges_through_a_link(communicator):
-    return random_exchanges(StampedCommunicator(communicator, (FAST,) * communicator.size))
-
-
-def test_messages_of_every_size_dtype_and_shape_arrive_whole(ranks):
-    assert ranks.run(3, exchanges_through_a_link) == [0] * 3
 
 
 def all_reduce_a_large_array(communicator, bandwidth):

@@ -106,14 +106,3 @@ def test_latency_is_added_once_on_each_way_from_one_to_another():
     commands = [" ".join(command) for cable in cables for command in (*cable.plug, *cable.card)]
     delays = [command for command in commands if "netem" in command]
     assert delays == [f"tc qdisc add dev port{i} parent 1:1 handle 10: netem delay 1500us" for i in (0, 1)]
-
-
-def test_pieces_fit_into_half_a_burst_of_the_slowest_link_and_tcp_takes_no_first_burst_for_the_rate():
-    network = Network.parse("1Gbit,worker-1=80Mbit")
-    _, cables = wiring.wire(network, ["worker-0", "worker-1", "worker-2"], as_user=False)
-    for cable, burst in zip(cables, (128_000, 50_000, 128_000), strict=True):
-        card, port = (" ".join(map(" ".join, commands)) for commands in (cable.card, cable.plug))
-        assert "gso_max_size 25000 gso_max_segs 17" in card
-        assert "congctl reno" in card
-        assert f"burst {burst} " in card
-        assert f"burst {burst} " in port

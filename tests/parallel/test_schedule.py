@@ -63,7 +63,6 @@ def test_a_timetable_shows_passes_and_bubble():
     ("call", "said"),
     [
         (lambda: schedule_of("gpipes", 2, 2), "schedule is 'gpipes'; it must be one of naive, gpipe"),
-        (lambda: schedule_of("gpipe", 2, 2, 2), "chunks is 2; schedule 'gpipe' has one a rank"),
         (lambda: schedule_of("interleaved", 3, 4, 2), "microbatches is 4; .* multiple of the 3 ranks"),
         (lambda: schedule_of("one_f_one_b", 2, 0), "microbatches is 0; it must be at least 1"),
         (lambda: schedule_of("naive", 0, 2), "ranks is 0; it must be at least 1"),
