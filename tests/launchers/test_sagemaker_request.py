@@ -5,7 +5,9 @@ own jobs, and wrong settings, are among the guards.
 """
 
 import io
+import json
 import socket
+import subprocess
 import sys
 import tarfile
 from pathlib import Path
@@ -17,7 +19,7 @@ from typer.testing import CliRunner
 
 from workshop_utils import cli
 from workshop_utils.jobs import JobError
-from workshop_utils.launchers.sagemaker import EmulatedSageMaker, SageMaker, account, request
+from workshop_utils.launchers.sagemaker import EmulatedSageMaker, SageMaker, account, request, toolkit
 from workshop_utils.launchers.sagemaker.account import TAG, Aws
 from workshop_utils.launchers.sagemaker.price import NotConfirmed
 from workshop_utils.launchers.source import packed
@@ -72,6 +74,33 @@ def sm_train(rendered):
 
 
 @pytest.mark.processes
+@pytest.mark.parametrize("strategy", ["torch_ddp", "mpi", "horovod"])
+def test_there_are_as_many_ranks_as_hosts_times_processes_on_each(make_job, strategy, tmp_path):
+    job = make_job(TORCH, strategy=strategy, nodes=3, processes_per_node=2, image="mine:1")
+    rendered = place().render(job)
+    assert rendered.body["ResourceConfig"]["InstanceCount"] == 3
+    if strategy != "torch_ddp":
+        # The SDK's own MPI would pass the 2 of a host as the number of all ranks.
+        assert not rendered.uploads
+        assert rendered.body["HyperParameters"]["sagemaker_mpi_num_of_processes_per_host"] == "2"
+        mpirun = toolkit.script(rendered.submission, 0, {}).argv
+        assert mpirun[mpirun.index("-n") + 1] == "6"
+        return
+    assert 'process_count_per_node": 2' in str(rendered)
+    commands = [torchrun_command(rendered, node, tmp_path) for node in range(3)]
+    assert [command[1:6] for command in commands] == [
+        [
+            "--nnodes=3",
+            "--nproc_per_node=2",
+            "--master_addr=algo-1",
+            "--master_port=7777",
+            f"--node_rank={node}",
+        ]
+        for node in range(3)
+    ]
+
+
+@pytest.mark.processes
 def test_an_argument_that_torchrun_takes_for_one_of_its_own_is_refused(make_job):
     from torch.distributed.run import get_args_parser  # it takes seconds
 
@@ -82,6 +111,32 @@ def test_an_argument_that_torchrun_takes_for_one_of_its_own_is_refused(make_job)
     job = make_job(TORCH, strategy="torch_ddp", arguments={"n": 3})
     with pytest.raises(JobError, match=r"arguments\.n cannot be passed as --n: torchrun"):
         place().render(job)
+
+
+def torchrun_command(rendered, node, folder):
+    """What the SDK's driver, as it is uploaded, starts on a host."""
+    texts = {key.partition("/sm_drivers/")[2]: text for key, text in rendered.uploads.items()}
+    for name in ("common/utils.py", "distributed_drivers/torchrun_driver.py"):
+        (folder / name).parent.mkdir(exist_ok=True)
+        (folder / name).write_bytes(texts[name])
+    (folder / "distributed_drivers" / "torch.py").write_text("__version__ = '2.13.0'")
+    told = {
+        "SM_ENTRY_SCRIPT": "train.py",
+        "SM_DISTRIBUTED_CONFIG": texts["distributed.json"].decode(),
+        "SM_HPS": "{}",
+    }
+    told |= {
+        "SM_HOST_COUNT": "3",
+        "SM_MASTER_ADDR": "algo-1",
+        "SM_MASTER_PORT": "7777",
+        "SM_CURRENT_HOST_RANK": f"{node}",
+    }
+    show = "import json, torchrun_driver; print(json.dumps(torchrun_driver.create_commands()))"
+    words = [sys.executable, "-c", show]
+    shown = subprocess.run(
+        words, cwd=folder / "distributed_drivers", env=told, capture_output=True, check=True
+    )
+    return json.loads(shown.stdout)
 
 
 def test_nothing_of_the_user_s_own_configuration_gets_into_a_request(make_job, monkeypatch, tmp_path):
