@@ -21,8 +21,8 @@ BERT_LARGE = (
 IMAGE = "123456789012.dkr.ecr.us-west-2.amazonaws.com/workshop-neuron:trn1"
 TIME_LIMIT = "timeout --kill-after=60 2h"  # TorchX sets none; this bounds the price of a job that hangs
 TRN1_32XLARGE = specs.Resource(
-    cpu=120,  # of 128, and 480 of 512 GiB: the node's own pods, the kubelet and the system need the rest
-    memMB=480 * 1024,
+    cpu=120,  # of 128, and 490 of 550 GB: the node's own pods, the kubelet and the system need the rest
+    memMB=490_000,
     gpu=0,
     # TorchX's own resource for Trainium has the older name, neurondevice, which Neuron dropped in version 2.20.
     devices={"aws.amazon.com/neuron": 16, "vpc.amazonaws.com/efa": 8},
@@ -69,28 +69,18 @@ def train(
     if not endpoint:  # only a shell on each node knows where the first one is; TorchX turns $$ into $
         endpoint = f"$${{{specs.macros.rank0_env}:=localhost}}:29500" if nodes > 1 else "localhost:0"
     variables = {"HF_HUB_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "false", "LOGLEVEL": "WARNING"}
-    here = []
+    here = ""
     if endpoint.startswith("localhost:"):  # then all ranks are here, and nobody outside can reach them
-        here = ["--local-addr=127.0.0.1"]
+        here = "--local-addr=127.0.0.1"
         variables["GLOO_SOCKET_IFNAME"] = "lo0" if sys.platform == "darwin" else "lo"
     if max_restarts:  # ranks that are started again meet in a store of their own
         variables["TORCH_DISABLE_SHARE_RDZV_TCP_STORE"] = "1"
-    command = [
-        "exec",
-        *shlex.split(wrapper),
-        "torchrun",
-        f"--nnodes={nodes}",
-        f"--nproc-per-node={processes_per_node}",
-        f"--rdzv-backend={rendezvous}",
-        f"--rdzv-endpoint={endpoint}",
-        f"--rdzv-id={specs.macros.app_id}",
-        f"--max-restarts={max_restarts}",
-        "--role=worker",
-        "--tee=3",
-        *here,
-        "--",
-        shlex.join([script, *script_args]),
-    ]
+    torchrun = (
+        f"exec {wrapper} torchrun --nnodes={nodes} --nproc-per-node={processes_per_node} "
+        f"--rdzv-backend={rendezvous} --rdzv-endpoint={endpoint} --rdzv-id={specs.macros.app_id} "
+        f"--max-restarts={max_restarts} --role=worker --tee=3 {here} --"
+    )
+    command = [*torchrun.split(), shlex.join([script, *script_args])]
     role = specs.Role(
         name="worker",
         image=image,
