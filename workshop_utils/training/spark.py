@@ -6,7 +6,8 @@ Its master is `local-cluster[2,2,512]`: Spark starts executors as on a cluster, 
 can be killed. They end with the driver's JVM, and that with this process. `spark-submit`, started from here, finds the
 same settings.
 
-Spark unpickles what comes through its sockets. So everything listens on loopback alone, and asks for a secret.
+Spark unpickles what comes through its sockets. So Spark's own sockets listen on loopback alone, and ask for a secret.
+The store of a PyTorch process group does neither: it listens on all interfaces.
 
 Source: Spark 3.5, "Submitting Applications" and "Spark Configuration".
 """

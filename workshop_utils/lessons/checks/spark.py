@@ -59,7 +59,7 @@ def gradient_in_a_tree(answer: tuple[Any, ...]) -> str:
     parts = [_examples(size, seed) for seed, size in enumerate(uneven)]
     rows = spark.session().sparkContext.parallelize(parts, len(parts)).flatMap(lambda part: part)
     _compare_means(finish(rows.treeAggregate(zero, seq_op, comb_op, depth=2)), uneven, "on Spark")
-    return "sums and counts may be added in any tree, here and on Spark; only at the end is there a division."
+    return "sums and counts, or their equivalent, may be added in any tree, here and on Spark."
 
 
 def _examples(count: int, seed: int) -> list[tuple[np.ndarray, float]]:
