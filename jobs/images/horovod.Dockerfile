@@ -21,8 +21,8 @@ RUN python3 -m venv /opt/workshop
 ENV PATH=/opt/workshop/bin:$PATH
 WORKDIR /build
 COPY jobs/images/requirements.txt jobs/images/requirements-${VARIANT}.txt ./
-# BERT's library, and what the toolkit needs for torchrun, are in pytorch.Dockerfile's image.
-RUN grep -vE '^(transformers|sagemaker-pytorch-training)' requirements.txt > chosen.txt \
+# BERT's library is in pytorch.Dockerfile's image.
+RUN grep -v '^transformers' requirements.txt > chosen.txt \
     && pip install --no-cache-dir -r chosen.txt -r requirements-${VARIANT}.txt
 COPY workshop_utils/__init__.py workshop_utils/
 COPY workshop_utils/jobs/cache.py workshop_utils/jobs/

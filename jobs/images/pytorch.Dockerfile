@@ -1,5 +1,5 @@
-# PyTorch, BERT's library, and the toolkit by which SageMaker starts scripts; torchrun needs nothing else. Build it from the
-# repository's root; build.sh does, and stores it in ECR. For processors:
+# PyTorch and BERT's library; SageMaker's drivers come with each job. Build it from the repository's root; build.sh does,
+# and stores it in ECR. For processors:
 #     docker build -f jobs/images/pytorch.Dockerfile -t workshop-pytorch:cpu .
 # and for NVIDIA GPUs (PyTorch's own wheels bring CUDA):
 #     docker build -f jobs/images/pytorch.Dockerfile -t workshop-pytorch:gpu --build-arg VARIANT=gpu \
@@ -12,15 +12,13 @@ ARG PIP_EXTRA_INDEX_URL
 SHELL ["/bin/bash", "-o", "pipefail", "-c"]
 WORKDIR /build
 COPY jobs/images/requirements.txt jobs/images/requirements-${VARIANT}.txt ./
-# The compiler is for the toolkit's one C file, and leaves in the same layer.
 # hadolint ignore=DL3008
 RUN apt-get update \
-    && DEBIAN_FRONTEND=noninteractive apt-get install -y --no-install-recommends gcc libc6-dev python3 python3-dev python3-venv \
+    && DEBIAN_FRONTEND=noninteractive apt-get install -y --no-install-recommends python3 python3-venv \
     && python3 -m venv /opt/workshop \
-    && grep -E '^(numpy|transformers|sagemaker-(pytorch-)?training)' requirements.txt > chosen.txt \
+    && grep -E '^(numpy|transformers)' requirements.txt > chosen.txt \
     && grep -E '^torch' "requirements-${VARIANT}.txt" >> chosen.txt \
     && /opt/workshop/bin/pip install --no-cache-dir -r chosen.txt \
-    && apt-get purge -y --auto-remove gcc libc6-dev python3-dev \
     && rm -rf /var/lib/apt/lists/*
 # For GPUs on several machines: libfabric, and the plugin by which NCCL uses it (aws-ofi-nccl), both of AWS's installer,
 # which has the plugin for Ubuntu and Amazon Linux alone. Without them NCCL talks by TCP.
@@ -36,9 +34,6 @@ RUN if [ -n "${EFA_VERSION}" ]; then \
     && rm -rf aws-efa-installer /var/lib/apt/lists/*; \
     fi
 ENV LD_LIBRARY_PATH=/opt/amazon/ofi-nccl/lib:/opt/amazon/efa/lib
-# Without this module the toolkit knows no torchrun.
 ENV PATH=/opt/workshop/bin:$PATH \
-    SAGEMAKER_TRAINING_MODULE=sagemaker_pytorch_container.training:main \
     PYTHONUNBUFFERED=1
 WORKDIR /opt/ml/code
-CMD ["train"]

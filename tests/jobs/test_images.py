@@ -55,7 +55,7 @@ def test_versions_are_those_of_the_workshop_s_own_environment():
     pinned = {**common, **requirements("requirements-cpu.txt")}.items()
     for name, requirement in (*pinned, *gpu.items(), ("transformers", neuron["transformers"])):
         assert name not in ours or requirement.specifier == ours[name].specifier, name
-    assert set(common) - set(ours) == {"sagemaker-training", "sagemaker-pytorch-training"}
+    assert set(common) - set(ours) == {"sagemaker-training"}
     assert {"tensorflow", "torch"} <= set(gpu)
     assert gpu["tensorflow"].extras == {"and-cuda"}
 
