@@ -139,6 +139,15 @@ def torchrun_command(rendered, node, folder):
     return json.loads(shown.stdout)
 
 
+def test_the_job_s_own_modules_stay_on_the_path(make_job):
+    job = make_job(TORCH, strategy="torch_ddp", environment={"PYTHONPATH": "/mine"})
+    assert body_of(job)["Environment"]["PYTHONPATH"] == "/mine"
+    (job.folder / "sub").mkdir()
+    (job.folder / "sub" / "train.py").write_text(TORCH)
+    below = body_of(job.replace(script="sub/train.py"))
+    assert below["Environment"]["PYTHONPATH"] == "/opt/ml/input/data/code:/mine"
+
+
 def test_nothing_of_the_user_s_own_configuration_gets_into_a_request(make_job, monkeypatch, tmp_path):
     config = tmp_path / "config.yaml"
     own = "SchemaVersion: '1.0'\nSageMaker: {TrainingJob: {VpcConfig: {Subnets: [subnet-1], SecurityGroupIds: [sg-1]}}}"

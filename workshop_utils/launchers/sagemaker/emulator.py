@@ -189,6 +189,7 @@ def start(request: Request, checkpoints: Path | None = None) -> EmulatedRun:
                 "server": toolkit.tf_config(cluster, "ps", node) if "ps" in cluster else "",
             }
             inherited = environment.inherited_variables()
+            paths = (str(code), job.environment.get("PYTHONPATH"), inherited.get("PYTHONPATH"))
             own_variables = {
                 **inherited,
                 **environment.NO_GPU,
@@ -197,7 +198,7 @@ def start(request: Request, checkpoints: Path | None = None) -> EmulatedRun:
                 "WORKSHOP_CHECKPOINTS": f"{root}/checkpoints",  # in the place of /opt/ml/checkpoints
                 **submission.environment,
                 "PATH": f"{Path(sys.executable).parent}{os.pathsep}{inherited['PATH']}",  # torchrun is there
-                "PYTHONPATH": f"{code}{os.pathsep}{inherited.get('PYTHONPATH', '')}".rstrip(os.pathsep),
+                "PYTHONPATH": os.pathsep.join(filter(None, paths)),
                 "TMPDIR": str(scratch),
                 "TRAINING_JOB_NAME": submission.name,
                 **variables,
