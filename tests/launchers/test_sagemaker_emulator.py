@@ -105,6 +105,7 @@ def test_torchrun_starts_the_ranks_of_each_host_as_the_sdk_s_driver_has_it(make_
     assert "GLOO_SOCKET_IFNAME" not in os.environ
     from workshop_utils import place
     here = place.here()
+    assert "/mine" in sys.path
     assert os.environ["GLOO_SOCKET_IFNAME"] == os.environ["SM_NETWORK_INTERFACE_NAME"] == "lo"
     import torch
     torch.distributed.init_process_group("gloo")
@@ -116,8 +117,8 @@ def test_torchrun_starts_the_ranks_of_each_host_as_the_sdk_s_driver_has_it(make_
     found = [here.rank, here.world_size, here.local_world_size, host, channels, sys.argv[1:], str(here.model_folder)]
     sys.stdout.write(f"FOUND {json.dumps(found)}\\n")  # whole: two ranks share a pipe
     """
-    arguments = {"text": 'it\'s "one"'}
-    job = make_job(look, strategy="torch_ddp", nodes=2, processes_per_node=2, arguments=arguments)
+    fields = {"arguments": {"flag": True, "text": 'it\'s "one"'}, "environment": {"PYTHONPATH": "/mine"}}
+    job = make_job(look, strategy="torch_ddp", nodes=2, processes_per_node=2, **fields)
     lines = [line.text for line in EmulatedSageMaker().launch(job).wait(300).logs()]
     command = "Executing command: torchrun --nnodes=2 --nproc_per_node=2 "
     assert len([text for text in lines if text.startswith(command)]) == 2
@@ -125,7 +126,7 @@ def test_torchrun_starts_the_ranks_of_each_host_as_the_sdk_s_driver_has_it(make_
     assert [each[:4] for each in found] == [[rank, 4, 2, f"algo-{1 + rank // 2}"] for rank in range(4)]
     for *_, channels, words, model in found:
         assert channels == ["training", "code", "sm_drivers"]
-        assert words == ["--text", 'it\'s "one"']
+        assert words == ["--flag", "True", "--text", 'it\'s "one"']
         assert model.endswith("/opt/ml/model")
 
 

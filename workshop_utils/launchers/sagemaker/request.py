@@ -169,8 +169,11 @@ def submission_of(job: TrainingJob, settings: SageMakerSettings) -> Submission:
 def _for_driver(value: Any) -> str:
     """A hyperparameter as JSON; twice for text that the SDK's drivers would change.
 
-    They decode it twice, so that "[1]" would be a list, and put it between apostrophes, for a shell.
+    They decode it twice, so that "[1]" would be a list, and put it between apostrophes, for a shell. Text that is
+    encoded twice stands in SM_HP_* with quotes around it. True and False go as the toolkit writes them.
     """
+    if isinstance(value, bool):
+        value = str(value)
     text = json.dumps(value)
     if not isinstance(value, str):
         return text
