@@ -201,5 +201,5 @@ def test_on_spot_instances_an_interrupted_job_goes_on_from_its_checkpoint_on_new
 
 
 def test_a_script_that_fails_on_spot_instances_is_not_started_again(make_job):
-    with pytest.raises(RunFailed, match="ExecuteUserScriptError on algo-1"):
+    with pytest.raises(RunFailed, match="AlgorithmError: CalledProcessError on algo-1, exit code: 3"):
         EmulatedSageMaker(spot=True).launch(make_job("raise SystemExit(3)")).wait(60)

@@ -103,6 +103,7 @@ class EmulatedRun(ProcessRun):
     """A run on emulated instances. Its workers have their hosts' names."""
 
     answered_by = "emulated instances on this machine: nothing reaches AWS, nothing costs money"
+    error = "ExecuteUserScriptError"  # of the toolkit; the SDK's drivers end with a CalledProcessError
 
     def _timed_out(self) -> str:
         return "MaxRuntimeExceeded: the job met its time limit"
@@ -110,7 +111,7 @@ class EmulatedRun(ProcessRun):
     def _blame(self, name: str, code: int) -> str:
         texts = [line.text for line in self.logs() if line.worker == name or name not in self.workers]
         how = f"exit code: {code}" if code >= 0 else f"which {output.how(code)}"
-        return f"AlgorithmError: ExecuteUserScriptError on {name}, {how}. {output.last_lines(texts)}"
+        return f"AlgorithmError: {self.error} on {name}, {how}. {output.last_lines(texts)}"
 
 
 class SpotRun(RestartedRun):
@@ -207,6 +208,8 @@ def start(request: Request, checkpoints: Path | None = None) -> EmulatedRun:
             argv = (*program, json.dumps(layout, default=str), *command)
             processes.append(Process(host, argv, own_variables, tempfile.gettempdir()))
         run = EmulatedRun(submission.name, submission.hosts, reservation)
+        if submission.driver:
+            run.error = "CalledProcessError"
         run._start(processes, submission.limit_seconds, scratch, files)
         return run
 
