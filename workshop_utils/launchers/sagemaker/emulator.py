@@ -51,12 +51,13 @@ class EmulatedSageMaker(SageMakerSettings):
         "interface": "hosts meet through lo, not eth0",
         "processors": "the processors are this machine's, and all hosts share them",
         "accelerators": "there are none, whatever the instance type",
-        "drivers": "the SDK's sm_train.sh, which prints all that it sets up, is left out, and what it calls is not",
+        "drivers": "the SDK's sm_train.sh itself is skipped, with its cd, tar and pip; the programs it calls are run",
         "parameter servers": "a program of the workshop's starts them as the toolkit does; it looks for the "
         "master every half second, not every ten",
         "mpi": "all MPI ranks are started by the first host's mpirun, without sshd",
         "threads": "one for arithmetic in each process, unless the job says more; a server has 16 for what waits",
-        "patience": "all hosts start within a second; on SageMaker minutes may lie between them, and the toolkit waits",
+        "patience": "all hosts start within a second; on SageMaker minutes may lie between them: the toolkit waits, "
+        "torchrun for ten minutes",
         "spot": "all hosts end without warning when `interrupt` says so; new ones come at once; `max_wait` is "
         "not watched; and checkpoints are kept in a folder of this run",
         "end": "where a host fails, SIGTERM ends the others, and reaches scripts; on SageMaker it comes later,"
