@@ -146,21 +146,25 @@ def _claim(job: TrainingJob, field: Literal["outputs", "checkpoints"]) -> str | 
 
 def sources(job: TrainingJob) -> dict[str, str]:
     """The text of what the job's folder holds, and of the modules that its script may import, by path in the pod."""
-    texts = {
+    own = {
         path.name: path.read_text(encoding="utf-8")
         for path in sorted(job.folder.iterdir())
         if path.is_file()
         and path.name not in ("job.yaml", RENDERED)
         and path.suffix in {".py", ".yaml", ".json", ".txt"}
-    }
-    # Descriptions of the script's other variants lie beside it; a pod needs none of them.
-    variant = re.compile(r"^strategy:", re.MULTILINE)
-    own = {
-        name: text for name, text in texts.items() if not (name.endswith(".yaml") and variant.search(text))
+        and not _describes_a_job(path)
     }
     # A package may do without __init__.py, and a ConfigMap's empty value says nothing to a reader.
     modules = {name: text for name, text in shipped(job).items() if text}
     return {job.script: job.script_path.read_text(encoding="utf-8"), **own, **modules}
+
+
+def _describes_a_job(path: Path) -> bool:
+    """Whether `path` is a variant's description, which lies beside its script and which no pod needs."""
+    try:
+        return path.suffix == ".yaml" and bool(TrainingJob.load(path))
+    except JobError:
+        return False
 
 
 def config_maps(job: TrainingJob, with_data: bool) -> list[dict[str, Any]]:
