@@ -9,6 +9,7 @@ from pathlib import Path
 from urllib.parse import parse_qs, urlparse
 
 import pytest
+import yaml
 from conftest import eventually
 from kubernetes_api import cluster, metric, refused, stamped
 
@@ -203,6 +204,8 @@ def test_the_ranks_of_an_mpi_job_have_names_and_the_log_of_sshd_does_not_appear(
     [
         (403, "no jobs", "you may not do that; whoever runs the cluster grants it by a Role and a RoleBinding in the "
          "namespace"),
+        (403, "exceeded quota: workshop, used: 1", "the cluster answered 403"),
+        (403, 'admission webhook "v" denied the request: spec.a: Required', "the cluster answered 403"),
         (409, "it is there", "something of that name exists already; delete it, or give the job another name"),
         (422, "spec.a: Required", "the cluster answered 422"),
         (500, 'failed calling webhook "v": no endpoints', "the cluster answered 500"),
@@ -429,8 +432,17 @@ def test_without_a_kubeconfig_the_way_to_do_without_is_named(tmp_path, monkeypat
     assert "\n" not in said
 
 
-def test_a_context_that_is_missing_is_named(server):
+@pytest.mark.processes
+def test_a_context_or_a_program_for_logging_in_that_is_missing_is_named(server, tmp_path, capfd):
+    file = tmp_path / "kubeconfig"
     assert "other" in refusal(connect, "other")
+    login = {"apiVersion": "client.authentication.k8s.io/v1beta1", "command": "no-such-aws", "args": []}
+    user = {"name": "me", "user": {"exec": login}}
+    file.write_text(yaml.safe_dump({**yaml.safe_load(file.read_text()), "users": [user]}))
+    said = refusal(connect)
+    assert "no-such-aws" in said
+    assert "install the program by which it logs in" in said
+    assert capfd.readouterr().err == ""
 
 
 def test_without_a_registry_nothing_is_sent_and_without_a_claim_the_loss_is_told(server, job):

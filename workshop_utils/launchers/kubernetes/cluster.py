@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import copy
 import json
+import logging
 import os
 import time
 import uuid
@@ -50,6 +51,8 @@ ADVICE = {
     404: "there is no such thing; look at the namespace, and whether the operator for this kind is installed",
     409: "something of that name exists already; delete it, or give the job another name",
 }
+# What else is answered by 403: a quota, a namespace that is being deleted, an operator's check.
+NOT_ABOUT_RIGHTS = ("exceeded quota", "is being terminated", "denied the request")
 # The failures in which a request has not left this machine. Of TLS's, that is one alone: others may come afterwards.
 NOT_SENT = (urllib3.exceptions.NewConnectionError, urllib3.exceptions.ConnectTimeoutError)
 BAD_CERTIFICATE = "CERTIFICATE_VERIFY_FAILED"
@@ -80,15 +83,26 @@ def connect(context: str | None = None) -> client.ApiClient:
     configuration = client.Configuration()
     # The client itself reads the variable once, when it is imported; a notebook may set it later.
     file = os.environ.get("KUBECONFIG") or str(Path.home() / ".kube" / "config")
+    complaints: list[str] = []
+
+    def collect(record: logging.LogRecord) -> None:  # and have it printed nowhere
+        complaints.append(record.getMessage())
+
+    # Where the program that logs in fails, the client logs it, and goes on.
+    logging.root.addFilter(collect)  # type: ignore[arg-type]
     try:
         config.load_kube_config(file, context=context, client_configuration=configuration)
     except Exception as error:  # of any kind: the client fails wherever it first uses the file's content
         is_there = any(map(os.path.exists, file.split(os.pathsep)))
-        why = f"{file}: {' '.join(str(error).split())}" if is_there else f"there is no file {file}"
+        complaints.insert(0, f"{file}: {error}" if is_there else f"there is no file {file}")
+    finally:
+        logging.root.removeFilter(collect)  # type: ignore[arg-type]
+    if complaints:
         raise KubernetesError(
-            f"there is no cluster to talk to ({why}); name a kubeconfig in KUBECONFIG. Without a cluster, --render "
-            "shows what would be sent, and --on kubernetes-local runs the same pods on this machine"
-        ) from None
+            f"there is no cluster to talk to ({' '.join(complaints[0].split())}); name a kubeconfig in KUBECONFIG, and "
+            "install the program by which it logs in. Without a cluster, --render shows what would be sent, and --on "
+            "kubernetes-local runs the same pods on this machine"
+        )
     configuration.retries = urllib3.Retry(
         TRIES - 1,
         # Doing these twice does no harm, should the first answer be lost: `_create` knows what it has made.
@@ -343,7 +357,8 @@ class JobObjects:
                 message = error.reason or error.status
             if not error.status:  # the client's word for a failure of TLS
                 raise _unanswered(asked, error.reason) from None
-            advice = ADVICE.get(error.status, f"the cluster answered {error.status}")
+            refused = error.status == 403 and any(words in str(message) for words in NOT_ABOUT_RIGHTS)
+            advice = ADVICE.get(0 if refused else error.status, f"the cluster answered {error.status}")
             # A webhook is asked before anything is stored.
             sent = error.status >= 500 and "failed calling webhook" not in str(message)
             said = f"{asked}: {advice}. Kubernetes says: {message}"
