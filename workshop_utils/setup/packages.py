@@ -12,6 +12,7 @@ import ast
 import contextlib
 import os
 import platform
+import signal
 import subprocess
 from collections.abc import Mapping
 from pathlib import Path
@@ -96,10 +97,12 @@ def run_command(
         try:
             output, errors = process.communicate(timeout=timeout_seconds)
         except BaseException as error:
-            process.terminate()
+            # It leads a group of its own, in which all stay that it has started.
+            os.killpg(process.pid, signal.SIGTERM)
             with contextlib.suppress(subprocess.TimeoutExpired):
                 process.communicate(timeout=GRACE_SECONDS)
-            process.kill()
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)
             if isinstance(error, subprocess.TimeoutExpired):
                 raise SetupError(f"{name} did not end within {timeout_seconds:g} s") from None
             raise
