@@ -22,14 +22,6 @@ def test_every_process_is_started_once_and_only_by_the_launcher_or_by_another(ma
     assert all(spec.argv for spec in launched(specs.values()))
 
 
-def test_a_rendezvous_may_bind_to_another_address_than_the_one_it_is_reached_at(make_job):
-    job = make_job("", strategy="horovod", workers=2)
-    at = Addresses({"rendezvous-0": "red:7000"}, NODES, bind="0.0.0.0")
-    server, worker, _ = strategy_of(job).plan(job, at)
-    assert server.argv[-2:] == ("0.0.0.0", "7000")
-    assert worker.environment["HOROVOD_GLOO_RENDEZVOUS_ADDR"] == "red"
-
-
 def test_words_in_braces_are_filled_and_other_braces_stay():
     spec = ProcessSpec(
         "worker", 0, argv=("{python}", "{script}", "{x}"), environment={"TF_CONFIG": '{"a": {}}'}

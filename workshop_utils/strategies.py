@@ -41,7 +41,7 @@ PROGRAMS = "{programs}"  # the folder that holds the workshop's own programs, su
 MPIRUN = "{mpirun}"  # the path of mpirun
 SCRATCH = "{scratch}"  # the run's own folder
 # And words for the address of a helper, which `Strategy.connect` replaces.
-HOST, PORT, BIND, INTERFACE = "{host}", "{port}", "{bind}", "{interface}"
+HOST, PORT, INTERFACE = "{host}", "{port}", "{interface}"
 
 
 @dataclass(frozen=True)
@@ -53,14 +53,12 @@ class Addresses:
         nodes: the names of the nodes, in order. A job is laid out on as many nodes as there are names.
         interface: the network interface through which they reach each other.
         secret: of this run; a process that does not know it cannot join.
-        bind: the address on which a server listens, if it is not the one at which the others reach it.
     """
 
     of: Mapping[str, str] = field(default_factory=dict)
     nodes: Sequence[str] = ("localhost",)
     interface: str = "lo"
     secret: str = ""
-    bind: str = ""
 
     def split(self, name: str) -> tuple[str, str]:
         """Host and port of the process called `name`."""
@@ -68,9 +66,9 @@ class Addresses:
         return host, port
 
     def words(self, name: str) -> dict[str, str]:
-        """What stands for HOST, PORT, BIND and INTERFACE in the command of the process called `name`."""
+        """What stands for HOST, PORT and INTERFACE in the command of the process called `name`."""
         host, port = self.split(name)
-        return {"host": host, "port": port, "bind": self.bind or host, "interface": self.interface}
+        return {"host": host, "port": port, "interface": self.interface}
 
 
 @dataclass(frozen=True)
@@ -236,7 +234,7 @@ def _ranked_servers(job: TrainingJob) -> Processes:
 
 def _with_rendezvous(job: TrainingJob) -> Processes:
     """A key-value server at which the workers meet."""
-    command = (PYTHON, "-I", f"{PROGRAMS}/horovod_rendezvous.py", BIND, PORT)
+    command = (PYTHON, "-I", f"{PROGRAMS}/horovod_rendezvous.py", HOST, PORT)
     server = ProcessSpec("rendezvous", 0, argv=command, listens=True, required=False, leaves=False)
     return [server, *_workers(job)]
 
