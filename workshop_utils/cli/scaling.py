@@ -64,10 +64,10 @@ def measure(
     table.to_parquet(output, index=False)
     typer.echo(f"the table is {output}")
     failures = experiment.failures(table)
-    if len(failures) < len(table):
-        typer.echo(experiment.summary(table).round(4).to_string(index=False))
     for sentence in failures:
         typer.echo(f"failed: {sentence}")
+    if len(failures) < len(table):
+        typer.echo(experiment.summary(table).round(4).to_string(index=False))
     if failures:
         raise typer.Exit(1)
 
