@@ -115,7 +115,7 @@ def pytest_configure(config):
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_make_scheduler(config, log):
-    """Wrong answers to different lessons are refused side by side, as `make unit` runs them."""
+    """Wrong answers to different lessons are refused side by side, as `make processes` runs them."""
     return ByFile(config, log) if config.getoption("dist") == "loadfile" else None
 
 

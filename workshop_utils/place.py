@@ -211,7 +211,7 @@ def rendezvous() -> tuple[int, int, str, bytes, dict[str, Any] | None, str | Non
     if missing:
         raise ValueError(f"{', '.join(missing)} is not set; launch the script with strategy 'ring'")
     rank, size, port = (_integer(os.environ, name) for name in ("RANK", "WORLD_SIZE", "MASTER_PORT"))
-    host = socket.gethostbyname(os.environ["MASTER_ADDR"])  # on SageMaker and Kubernetes it is a name
+    host = socket.gethostbyname(os.environ["MASTER_ADDR"])  # on Slurm it is a name
     secret, link = os.environ["WORKSHOP_SECRET"].encode(), os.environ.get("WORKSHOP_LINK")
     subnet = os.environ.get("WORKSHOP_SUBNET") or None
     return rank, size, f"{host}:{port}", secret, json.loads(link) if link else None, subnet, join_seconds()
