@@ -16,7 +16,9 @@ COUNT = """
     lives = folder / f"lives-{here.rank}"
     folder.mkdir(parents=True, exist_ok=True)
     before = int(lives.read_text()) if lives.exists() else 0
-    lives.write_text(str(before + 1))
+    partial = folder / f".lives-{here.rank}"  # a rank may be killed while it writes
+    partial.write_text(str(before + 1))
+    partial.replace(lives)
     place.report(before, restarts=place.restart_count())
     print("life", before)
 """
