@@ -10,7 +10,6 @@ Its workers meet in one of three ways:
 
 import argparse
 import functools
-import importlib
 import sys
 import time
 from typing import Any
@@ -148,9 +147,9 @@ class Mpi:
     """MPI's Allreduce: one line, and the library chooses the algorithm."""
 
     def __init__(self, workers: int) -> None:
-        # By name: a script in which mpi4py is imported would not be forked from a process that has NumPy.
-        self.mpi = importlib.import_module("mpi4py.MPI")
-        self.communicator = self.mpi.COMM_WORLD
+        from mpi4py import MPI  # which starts MPI, so a ring must not import it
+
+        self.mpi, self.communicator = MPI, MPI.COMM_WORLD
         if self.communicator.Get_size() != workers:  # MPI does not know torchrun: it would train many models
             sys.exit(
                 f"the launcher started {workers} workers, but MPI connects {self.communicator.Get_size()}; start the "
