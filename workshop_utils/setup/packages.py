@@ -98,10 +98,10 @@ def run_command(
             output, errors = process.communicate(timeout=timeout_seconds)
         except BaseException as error:
             # It leads a group of its own, in which all stay that it has started.
-            os.killpg(process.pid, signal.SIGTERM)
-            with contextlib.suppress(subprocess.TimeoutExpired):
-                process.communicate(timeout=GRACE_SECONDS)
-            with contextlib.suppress(ProcessLookupError):
+            with contextlib.suppress(ProcessLookupError):  # it may have ended meanwhile
+                os.killpg(process.pid, signal.SIGTERM)
+                with contextlib.suppress(subprocess.TimeoutExpired):
+                    process.communicate(timeout=GRACE_SECONDS)
                 os.killpg(process.pid, signal.SIGKILL)
             if isinstance(error, subprocess.TimeoutExpired):
                 raise SetupError(f"{name} did not end within {timeout_seconds:g} s") from None
