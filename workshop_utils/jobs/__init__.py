@@ -143,15 +143,18 @@ class Description(BaseModel):
             JobError: for another `form`, or a wrong value; it begins with the `field` of which this is the value.
         """
         values: dict[str, Any] = {by_process: {}}
+        known = [*(name for name in cls.model_fields if name != by_process), "worker-1"]
         for number, setting in enumerate(str(text).split(",")):
             name, equals, value = (part.strip() for part in setting.partition("="))
             if number == 0 and not equals:
                 name, value = next(iter(cls.model_fields)), name
             target = values[by_process] if PROCESS_NAME.fullmatch(name) else values
-            if not value or name in target:
+            if not name or not value or name in target:
                 raise JobError(f"{field} is {text!r}; it must be {form}, each once")
-            known = cls.model_fields.get(name)
-            target[name] = int(value) if known and known.annotation is int and value.isdecimal() else value
+            if target is values and name not in known:
+                raise JobError(f"{field} is {text!r}: {_unknown(name, known)}")
+            is_count = target is values and cls.model_fields[name].annotation is int and value.isdecimal()
+            target[name] = int(value) if is_count else value
         try:
             return cls(**values)
         except JobError as error:
@@ -370,15 +373,18 @@ def _short(value: object) -> str:
     return text if len(text) <= 80 else text[:77] + "..."
 
 
+def _unknown(name: str, known: list[str]) -> str:
+    close = difflib.get_close_matches(name, known, n=1)
+    advice = f"did you mean {close[0]}?" if close else f"the fields are {', '.join(known)}"
+    return f"{name}: unknown field; {advice}"
+
+
 def _sentence(detail: Any, model: type[BaseModel]) -> str:
     """One of pydantic's error details as a sentence that names field, value and what would be right."""
     where = ".".join(str(part) for part in detail["loc"])
     kind, value, context = detail["type"], detail["input"], detail.get("ctx", {})
     if kind == "extra_forbidden":
-        known = list(model.model_fields)
-        close = difflib.get_close_matches(where, known, n=1)
-        advice = f"did you mean {close[0]}?" if close else f"the fields are {', '.join(known)}"
-        return f"{where}: unknown field; {advice}"
+        return _unknown(where, list(model.model_fields))
     if kind == "missing":
         return f"{where} is missing"
     if isinstance(context.get("error"), JobError):  # the message of a nested description
