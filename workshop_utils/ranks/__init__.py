@@ -117,7 +117,7 @@ def launch(
         timeout=timeout,
     )
     server, files = packing.server_for(call, framework), {"request": packing.request(call, framework, cell)}
-    request = Local(network=link, emulated_device=emulated_device).render(job, framework or server)
+    request = Local(network=link, emulated_device=emulated_device).reserve(job, framework or server)
     if framework == "horovod":
         await_horovod(job)
     warm.starter(server)  # may import a framework for seconds, so an interrupt is not deferred yet

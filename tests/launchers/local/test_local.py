@@ -278,8 +278,12 @@ def test_launching_again_and_again_keeps_no_descriptors_and_no_threads(make_job,
     assert watch.eventually(lambda: this.num_fds() <= before[0] and this.num_threads() <= before[1])
 
 
-def test_a_launch_that_is_refused_keeps_no_port(make_job, watch):
-    job = make_job("", strategy="torch_ddp", workers=2, data="/nowhere")
+def test_what_is_rendered_and_a_launch_that_is_refused_keep_no_port(make_job, watch):
+    job = make_job("", strategy="torch_ddp", workers=2)
+    shown = Local().render(job)
+    assert "MASTER_PORT=" in str(shown)
+    assert watch.reserved_ports() == []
+    job = job.replace(data="/nowhere")
     with pytest.raises(ValueError, match="data is '/nowhere'"):
         Local().launch(job)
     with pytest.raises(JobError, match="workers is 2"):

@@ -49,6 +49,7 @@ from workshop_utils.launchers.kubernetes.settings import KubernetesSettings
 from workshop_utils.launchers.local import environment, warm
 from workshop_utils.launchers.local.run import Event, Process, ProcessGroup, ProcessRun
 from workshop_utils.network import LOOPBACK_INTERFACE
+from workshop_utils.network.ports import PortReservation
 from workshop_utils.runs import RunState
 from workshop_utils.strategies import MPI_FOLDERS, MPI_ON_ONE_MACHINE
 from workshop_utils.training import data
@@ -114,21 +115,21 @@ class EmulatedPodsRun(ProcessRun):
         # Logs show the paths of the manifest, not those that take their place here.
         self._in_pod = {sys.executable: "python"}
         self._started_with: dict[str, tuple[Process, dict[str, str]]] = {}  # by pod, its files too
-        with environment.reserve(len(wanted)) as reservation:
-            ports = iter(reservation.ports)
-            super().__init__(job.name, workers_in(wanted), reservation)
-            for pod in pods_of(manifest, lambda *_: ("127.0.0.1", next(ports))):
-                folders, files = _volumes(pod, job, self._scratch)
-                self._in_pod |= {here: there for there, here in folders.items()}
-                self._started_with[pod.name] = _process(pod, folders, _own(pod, self._scratch)), files
-            by_python = any(each.argv[0] == sys.executable for each, _ in self._started_with.values())
-            # Not for mpirun and its ranks, nor for the ranks of torchrun.
-            self._start_warm = warm.starter(warm.framework_for(job) if by_python else None)
-            self.warm = self._start_warm is not None
-            policy = self._job["spec"].get("runPolicy", self._job["spec"])
-            self._deadline = time.monotonic() + policy.get("activeDeadlineSeconds", job.timeout_seconds)
-            self._most_failures = policy.get("backoffLimit", math.inf)
-            self._reconcile()
+        reservation = PortReservation(len(wanted))
+        ports = iter(reservation.ports)
+        super().__init__(job.name, workers_in(wanted), reservation)
+        for pod in pods_of(manifest, lambda *_: ("127.0.0.1", next(ports))):
+            folders, files = _volumes(pod, job, self._scratch)
+            self._in_pod |= {here: there for there, here in folders.items()}
+            self._started_with[pod.name] = _process(pod, folders, _own(pod, self._scratch)), files
+        by_python = any(each.argv[0] == sys.executable for each, _ in self._started_with.values())
+        # Not for mpirun and its ranks, nor for the ranks of torchrun.
+        self._start_warm = warm.starter(warm.framework_for(job) if by_python else None)
+        self.warm = self._start_warm is not None
+        policy = self._job["spec"].get("runPolicy", self._job["spec"])
+        self._deadline = time.monotonic() + policy.get("activeDeadlineSeconds", job.timeout_seconds)
+        self._most_failures = policy.get("backoffLimit", math.inf)
+        self._reconcile()
 
     def pods(self) -> pd.DataFrame:
         """The pods as they are now: pod, worker, phase."""

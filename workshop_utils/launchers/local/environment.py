@@ -2,20 +2,18 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
 import re
 import shutil
 import sys
 import tempfile
 import uuid
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from importlib import metadata
 from pathlib import Path
 
 from workshop_utils.jobs import JobError, TrainingJob
 from workshop_utils.jobs.imports import imported, packages
-from workshop_utils.network.ports import PortReservation
 from workshop_utils.setup import machine
 from workshop_utils.training import data
 
@@ -33,17 +31,6 @@ NO_GPU = {"CUDA_VISIBLE_DEVICES": ""}
 
 # How to recognise a framework that was built for CPUs: its distribution, and the end of its version.
 CPU_BUILDS = {"tensorflow": ("tensorflow-cpu", ""), "torch": ("torch", "+cpu")}
-
-
-@contextlib.contextmanager
-def reserve(count: int) -> Iterator[PortReservation]:
-    """`count` ports that stay reserved after the block, for the run that it starts; if it raises, none does."""
-    reservation = PortReservation(count)
-    try:
-        yield reservation
-    except BaseException:
-        reservation.release()
-        raise
 
 
 def scratch_folder() -> Path:

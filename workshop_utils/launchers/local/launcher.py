@@ -103,14 +103,21 @@ class Local:
         self.warm = warm
         self.output = output
 
-    def render(self, job: TrainingJob, imports: str | None = None) -> LocalRequest:
-        """The processes that `launch` starts, on ports that are theirs while the request exists. Starts nothing.
-
-        `imports` is what the ranks import where the job's script does not say; such a script switches on an emulated
-        device itself.
+    def render(self, job: TrainingJob) -> LocalRequest:
+        """The processes that `launch` starts, on ports that are free now. Starts nothing, and reserves nothing.
 
         Raises:
             JobError: if the job asks for what its strategy, or this machine, does not have.
+        """
+        request = self.reserve(job)
+        request.reservation.release()
+        return request
+
+    def reserve(self, job: TrainingJob, imports: str | None = None) -> LocalRequest:
+        """What `render` shows, on ports that are kept for it while it exists, so that it can be started.
+
+        `imports` is what the ranks import where the job's script does not say; such a script switches on an emulated
+        device itself. Raises as `render` does.
         """
         for name in ("workers", "parameter_servers"):
             if (count := getattr(job, name)) > MOST_PROCESSES:
@@ -180,7 +187,7 @@ class Local:
         Raises:
             JobError: as `render` does; nothing has been started then.
         """
-        request = self.render(job)
+        request = self.reserve(job)
         await_horovod(job)
         sources = {f"source/{name}": text for name, text in shipped(job).items()}
         return start(request, ProcessRun, sources, warm.framework_for(job) if self.warm else None)

@@ -1,12 +1,6 @@
 """A run of processes on this machine, under a supervisor of its own (`supervisor.py`).
 
-An emulator of another target subclasses `ProcessRun` to tell, in that target's words, how a run failed. It reserves the
-ports on which its processes listen, and starts them as the last step of its constructor:
-
-    with reserve(2) as reservation:
-        super().__init__(name, workers, reservation)
-        ...
-        self._start(processes, timeout_seconds, scratch_folder(), files)
+An emulator of another target subclasses `ProcessRun` to tell, in that target's words, how a run failed.
 """
 
 from __future__ import annotations

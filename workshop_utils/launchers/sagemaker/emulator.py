@@ -34,6 +34,7 @@ from workshop_utils.launchers.sagemaker import toolkit
 from workshop_utils.launchers.sagemaker.request import Request, submission_of
 from workshop_utils.launchers.sagemaker.settings import SageMakerSettings
 from workshop_utils.launchers.source import shipped
+from workshop_utils.network.ports import PortReservation
 from workshop_utils.runs import Run
 from workshop_utils.training import data
 
@@ -161,58 +162,58 @@ def start(request: Request, checkpoints: Path | None = None) -> EmulatedRun:
     outputs, kept = (job.storage(name, "folder") for name in ("outputs", "checkpoints"))
     roles = {"store": [TORCHRUN_STORE]} if submission.driver else toolkit.cluster(submission)
     listening = [address for addresses in roles.values() for address in addresses]
-    with environment.reserve(len(listening)) as reservation:
-        at = {name: f"127.0.0.1:{port}" for name, port in zip(listening, reservation.ports, strict=True)}
-        cluster = {role: [at[address] for address in addresses] for role, addresses in roles.items()}
-        files = {PROGRAM.name: PROGRAM.read_text(encoding="utf-8")}
-        files |= {f"source/{name}": text for name, text in shipped(job).items()}
-        processes = []
-        for node, host in enumerate(submission.hosts):
-            own = scratch / host
-            root = own / "opt" / "ml"
-            code = root / ("input/data/code" if submission.driver else "code")
-            config, variables = toolkit.container(request, host, str(root))
-            files |= {f"{host}/opt/ml/input/config/{name}": text for name, text in config.items()}
-            if submission.driver:
-                files |= _drivers(request, host, str(root))
-                command = _driver_command(submission.driver, root, at[TORCHRUN_STORE])
-                variables = {}  # the driver's environment.py sets them
-            else:
-                spec = toolkit.script(submission, node, cluster).filled(**words)
-                command, variables = spec.argv, {**variables, **spec.environment}
-            layout = {
-                "root": root,
-                "code": code,
-                "source": job.folder.absolute(),
-                "modules": scratch / "source",
-                "data": data_folder or own / "data",
-                "model": Path(outputs or own / "model").absolute(),
-                "checkpoints": Path(checkpoints or kept or own / "checkpoints").absolute(),
-                "server": toolkit.tf_config(cluster, "ps", node) if "ps" in cluster else "",
-            }
-            inherited = environment.inherited_variables()
-            paths = (str(code), job.environment.get("PYTHONPATH"), inherited.get("PYTHONPATH"))
-            own_variables = {
-                **inherited,
-                **environment.NO_GPU,
-                "OMP_NUM_THREADS": "1",  # the hosts share this machine's cores
-                "TF_NUM_INTRAOP_THREADS": "1",
-                "WORKSHOP_CHECKPOINTS": f"{root}/checkpoints",  # in the place of /opt/ml/checkpoints
-                **submission.environment,
-                "PATH": f"{Path(sys.executable).parent}{os.pathsep}{inherited['PATH']}",  # torchrun is there
-                "PYTHONPATH": os.pathsep.join(filter(None, paths)),
-                "TMPDIR": str(scratch),
-                "TRAINING_JOB_NAME": submission.name,
-                **variables,
-            }
-            program = (sys.executable, str(scratch / PROGRAM.name), "container")
-            argv = (*program, json.dumps(layout, default=str), *command)
-            processes.append(Process(host, argv, own_variables, tempfile.gettempdir()))
-        run = EmulatedRun(submission.name, submission.hosts, reservation)
+    reservation = PortReservation(len(listening))
+    at = {name: f"127.0.0.1:{port}" for name, port in zip(listening, reservation.ports, strict=True)}
+    cluster = {role: [at[address] for address in addresses] for role, addresses in roles.items()}
+    files = {PROGRAM.name: PROGRAM.read_text(encoding="utf-8")}
+    files |= {f"source/{name}": text for name, text in shipped(job).items()}
+    processes = []
+    for node, host in enumerate(submission.hosts):
+        own = scratch / host
+        root = own / "opt" / "ml"
+        code = root / ("input/data/code" if submission.driver else "code")
+        config, variables = toolkit.container(request, host, str(root))
+        files |= {f"{host}/opt/ml/input/config/{name}": text for name, text in config.items()}
         if submission.driver:
-            run.error = "CalledProcessError"
-        run._start(processes, submission.limit_seconds, scratch, files)
-        return run
+            files |= _drivers(request, host, str(root))
+            command = _driver_command(submission.driver, root, at[TORCHRUN_STORE])
+            variables = {}  # the driver's environment.py sets them
+        else:
+            spec = toolkit.script(submission, node, cluster).filled(**words)
+            command, variables = spec.argv, {**variables, **spec.environment}
+        layout = {
+            "root": root,
+            "code": code,
+            "source": job.folder.absolute(),
+            "modules": scratch / "source",
+            "data": data_folder or own / "data",
+            "model": Path(outputs or own / "model").absolute(),
+            "checkpoints": Path(checkpoints or kept or own / "checkpoints").absolute(),
+            "server": toolkit.tf_config(cluster, "ps", node) if "ps" in cluster else "",
+        }
+        inherited = environment.inherited_variables()
+        paths = (str(code), job.environment.get("PYTHONPATH"), inherited.get("PYTHONPATH"))
+        own_variables = {
+            **inherited,
+            **environment.NO_GPU,
+            "OMP_NUM_THREADS": "1",  # the hosts share this machine's cores
+            "TF_NUM_INTRAOP_THREADS": "1",
+            "WORKSHOP_CHECKPOINTS": f"{root}/checkpoints",  # in the place of /opt/ml/checkpoints
+            **submission.environment,
+            "PATH": f"{Path(sys.executable).parent}{os.pathsep}{inherited['PATH']}",  # torchrun is there
+            "PYTHONPATH": os.pathsep.join(filter(None, paths)),
+            "TMPDIR": str(scratch),
+            "TRAINING_JOB_NAME": submission.name,
+            **variables,
+        }
+        program = (sys.executable, str(scratch / PROGRAM.name), "container")
+        argv = (*program, json.dumps(layout, default=str), *command)
+        processes.append(Process(host, argv, own_variables, tempfile.gettempdir()))
+    run = EmulatedRun(submission.name, submission.hosts, reservation)
+    if submission.driver:
+        run.error = "CalledProcessError"
+    run._start(processes, submission.limit_seconds, scratch, files)
+    return run
 
 
 def _drivers(request: Request, host: str, root: str) -> dict[str, str]:
