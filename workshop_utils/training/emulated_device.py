@@ -1,6 +1,6 @@
 """What a rank computes on in an emulated cluster: a device that takes its time, and no core.
 
-The launcher asks for it in WORKSHOP_EMULATED_DEVICE, and starts the script through `launchers/local/emulated_rank.py`,
+The launcher asks for it in WORKSHOP_EMULATED_DEVICE, and starts the script through `launchers/local/job_script.py`,
 which switches it on. In PyTorch it acts from outside: hooks on every layer sleep until the layer's part of the pass is
 over, so gradients become ready one after the other during the backward pass, as on a real device. The gradients
 themselves are real; the time that the host takes for them is a part of the device's. Other code says what the device

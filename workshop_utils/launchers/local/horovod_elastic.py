@@ -22,7 +22,6 @@ import logging
 import os
 import pickle
 import random
-import runpy
 import socket
 import subprocess
 import sys
@@ -230,16 +229,11 @@ def on_loopback(make_server: Callable[[tuple[str, int]], Any]) -> tuple[Any, int
 def work(script: str, *arguments: str) -> None:
     """Be a worker: run the script as Python would, with its notification service on loopback."""
     network.find_port = on_loopback
-    sys.argv = [script, *arguments]
-    sys.path.insert(0, str(Path(script).parent))
-    try:
-        runpy.run_path(script, run_name="__main__")
-    except Exception as error:
-        trace = error.__traceback__
-        while trace and trace.tb_frame.f_code.co_filename in {__file__, "<frozen runpy>"}:
-            trace = trace.tb_next  # the frames that started the script are not part of its mistake
-        sys.excepthook(type(error), error.with_traceback(trace), trace)
-        sys.exit(1)
+    sys.path.insert(0, str(Path(__file__).parent))
+    from job_script import run  # type: ignore[import-not-found]  # beside this program
+
+    del sys.path[0]
+    run(script, *arguments)
 
 
 if __name__ == "__main__":

@@ -255,7 +255,7 @@ def _with_device(argv: Sequence[str]) -> tuple[str, ...]:
     if SCRIPT not in argv:
         return tuple(argv)
     at = argv.index(SCRIPT)
-    return (*argv[:at], str(PROGRAMS / "emulated_rank.py"), *argv[at:])
+    return (*argv[:at], str(PROGRAMS / "job_script.py"), *argv[at:])
 
 
 def _filled(specs: Sequence[ProcessSpec], job: TrainingJob, scratch: Path) -> list[ProcessSpec]:

@@ -36,7 +36,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import namespaces  # type: ignore[import-not-found]  # this is a program; its folder is on the path
+import job_script  # type: ignore[import-not-found]  # this is a program; its folder is on the path
+import namespaces  # type: ignore[import-not-found]
 import warm_server  # type: ignore[import-not-found]
 
 PR_SET_PDEATHSIG = 1
@@ -251,7 +252,7 @@ class Supervisor:
         except OSError as error:
             os.write(2, f"{argv[0]} cannot be started in {process['folder']}: {error.strerror}\n".encode())
             os._exit(127)
-        return warm_server.forked_script(argv, environment)
+        return job_script.forked(argv, environment)
 
     # Watching
 

@@ -4,11 +4,9 @@ Part of the program `supervisor`, so the standard library alone. The other side 
 `warm`.
 """
 
-import atexit
 import gc
 import importlib
 import os
-import runpy
 import select
 import signal
 import socket
@@ -23,52 +21,6 @@ Script = Callable[[], None]
 OPTIONAL = ("matplotlib", "pandas", "sklearn")
 # What the server says when all is imported: it may fork; or a library has started threads, so it may not.
 READY, HAS_THREADS = b"!", b"?"
-
-
-def forked_script(argv: list[str], environment: dict[str, str]) -> Script:
-    """What a forked rank runs in place of `python SCRIPT ARGUMENT...`, in a process as fresh as can be."""
-    _, script, *arguments = argv
-
-    def run() -> None:
-        os.environ.clear()
-        os.environ.update(environment)
-        if "tempfile" in sys.modules:  # it may have been asked for its folder before the fork
-            vars(sys.modules["tempfile"])["tempdir"] = None
-        sys.argv = [script, *arguments]
-        search = [folder for folder in environment.get("PYTHONPATH", "").split(os.pathsep) if folder]
-        sys.path[:0] = [str(Path(script).parent), *search]
-        if "numpy.random" in sys.modules:  # unlike Python's own generator, NumPy's does not notice a fork
-            sys.modules["numpy.random"].seed()
-        code = _exit_code_of(lambda: runpy.run_path(script, run_name="__main__"))
-        # End as multiprocessing's forks do: exit handlers run, but the interpreter that was imported before
-        # the fork is not taken down object by object, which takes most of a second for PyTorch.
-        for thread in threading.enumerate():
-            if thread is not threading.current_thread() and not thread.daemon:
-                thread.join()
-        atexit._run_exitfuncs()
-        sys.stdout.flush()
-        sys.stderr.flush()
-        os._exit(code)
-
-    return run
-
-
-def _exit_code_of(run: Callable[[], object]) -> int:
-    """The exit code that Python would end with after `run`, having printed what Python would print."""
-    try:
-        run()
-    except SystemExit as leaving:
-        if leaving.code is None or isinstance(leaving.code, int):
-            return (leaving.code or 0) & 0xFF
-        print(leaving.code, file=sys.stderr)
-        return 1
-    except BaseException as error:
-        trace = error.__traceback__
-        while trace and trace.tb_frame.f_code.co_filename in {__file__, "<frozen runpy>"}:
-            trace = trace.tb_next
-        sys.excepthook(type(error), error.with_traceback(trace), trace)
-        return 1
-    return 0
 
 
 def _threads() -> int:

@@ -1,0 +1,80 @@
+"""Runs a job's script as Python would, in a process that has done something else before.
+
+`python job_script.py SCRIPT ARGUMENT...` switches on the emulated device of its rank, and then runs the script. It
+needs the standard library alone, as the programs do that use it: `supervisor`, `horovod_elastic`.
+"""
+
+import atexit
+import os
+import runpy
+import sys
+import threading
+from collections.abc import Callable
+from pathlib import Path
+
+
+def run(script: str, *arguments: str) -> None:
+    """Run `script` as `python SCRIPT ARGUMENT...` would; its traceback shows no frame of what has started it.
+
+    Raises:
+        SystemExit: if the script does, or with 1 after an error, whose traceback has been printed.
+    """
+    sys.argv = [script, *arguments]
+    sys.path.insert(0, str(Path(script).parent))
+    try:
+        runpy.run_path(script, run_name="__main__")
+    except SystemExit:
+        raise
+    except BaseException as error:
+        trace = error.__traceback__
+        while trace and trace.tb_frame.f_code.co_filename in {__file__, "<frozen runpy>"}:
+            trace = trace.tb_next
+        sys.excepthook(type(error), error.with_traceback(trace), trace)
+        sys.exit(1)
+
+
+def forked(argv: list[str], environment: dict[str, str]) -> Callable[[], None]:
+    """What a forked rank runs in place of `python SCRIPT ARGUMENT...`, in a process as fresh as can be."""
+    _, script, *arguments = argv
+
+    def run_and_end() -> None:
+        os.environ.clear()
+        os.environ.update(environment)
+        if "tempfile" in sys.modules:  # it may have been asked for its folder before the fork
+            vars(sys.modules["tempfile"])["tempdir"] = None
+        sys.path[:0] = filter(None, environment.get("PYTHONPATH", "").split(os.pathsep))
+        if "numpy.random" in sys.modules:  # unlike Python's own generator, NumPy's does not notice a fork
+            sys.modules["numpy.random"].seed()
+        code = _exit_code_of(script, *arguments)
+        # End as multiprocessing's forks do: exit handlers run, but the interpreter that was imported before
+        # the fork is not taken down object by object, which takes most of a second for PyTorch.
+        for thread in threading.enumerate():
+            if thread is not threading.current_thread() and not thread.daemon:
+                thread.join()
+        atexit._run_exitfuncs()
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(code)
+
+    return run_and_end
+
+
+def _exit_code_of(script: str, *arguments: str) -> int:
+    """The exit code with which Python would end after `script`, having printed what Python would print."""
+    try:
+        run(script, *arguments)
+    except SystemExit as leaving:
+        if leaving.code is None or isinstance(leaving.code, int):
+            return (leaving.code or 0) & 0xFF
+        print(leaving.code, file=sys.stderr)
+        return 1
+    return 0
+
+
+if __name__ == "__main__":
+    del sys.path[0]  # this program's own folder
+
+    from workshop_utils.training import emulated_device
+
+    emulated_device.switch_on()
+    run(*sys.argv[1:])
