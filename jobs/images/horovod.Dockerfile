@@ -24,8 +24,7 @@ COPY jobs/images/requirements.txt jobs/images/requirements-${VARIANT}.txt ./
 # BERT's library is in pytorch.Dockerfile's image.
 RUN grep -v '^transformers' requirements.txt > chosen.txt \
     && pip install --no-cache-dir -r chosen.txt -r requirements-${VARIANT}.txt
-COPY workshop_utils/__init__.py workshop_utils/
-COPY workshop_utils/jobs/cache.py workshop_utils/jobs/
+COPY workshop_utils/__init__.py workshop_utils/cache.py workshop_utils/
 COPY workshop_utils/setup/horovod_build.py workshop_utils/setup/logged_command.py workshop_utils/setup/machine.py \
     workshop_utils/setup/
 COPY jobs/images/build_horovod.py ./

@@ -25,8 +25,8 @@ from types import FunctionType, ModuleType
 from typing import Any
 
 from workshop_utils import place
+from workshop_utils.cache import cache_folder
 from workshop_utils.jobs import JobError, StrategyName
-from workshop_utils.jobs.cache import cache_folder
 
 # By framework: the strategy that starts its ranks, and the module that joins them. Without a framework a job's
 # messages go through PyTorch's process group, which every target can start (`comm.over_torch`).

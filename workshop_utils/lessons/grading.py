@@ -37,8 +37,8 @@ from typing import Any
 import nbformat
 import pandas as pd
 
+from workshop_utils.cache import cache_folder
 from workshop_utils.jobs import JobError
-from workshop_utils.jobs.cache import cache_folder
 from workshop_utils.launchers.local.run import Event, Process, ProcessGroup
 from workshop_utils.lessons import editions
 from workshop_utils.lessons.selection import notebook_paths, read_notebook

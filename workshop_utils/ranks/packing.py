@@ -70,13 +70,6 @@ def server_for(call: bytes, framework: str | None) -> str | None:
     return "torch" if roots & {"torch", "horovod"} else "workshop_utils.ranks"
 
 
-def uses_place(call: bytes, cell: Cell | None) -> bool:
-    """Whether a rank may ask `workshop_utils.place` for its data."""
-    return "place" in (cell[0] if cell else "") or not {"place", "workshop_utils.place"}.isdisjoint(
-        _texts(call)
-    )
-
-
 def request(call: bytes, framework: str | None, cell: Cell | None) -> str:
     """The file that `rank.py` reads."""
     # A cell is in no file, so its lines travel with it, for tracebacks.

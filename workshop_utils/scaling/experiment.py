@@ -30,8 +30,8 @@ from typing import Any
 import pandas as pd
 from tqdm import tqdm
 
+from workshop_utils.cache import cache_folder
 from workshop_utils.jobs import JobError, TrainingJob
-from workshop_utils.jobs.cache import cache_folder
 from workshop_utils.launchers.local import Local
 from workshop_utils.network import Network
 from workshop_utils.network.devices import EmulatedDevice

@@ -19,7 +19,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from workshop_utils.jobs.cache import cache_folder
+from workshop_utils.cache import cache_folder
 from workshop_utils.setup.logged_command import SetupError, announce
 from workshop_utils.setup.packages import run_command, run_uv
 

@@ -305,7 +305,7 @@ def _run(step: str, *arguments: str, variables: Mapping[str, str] | None = None)
 
 
 def _log() -> Path:
-    from workshop_utils.jobs.cache import cache_folder  # here: it needs other packages
+    from workshop_utils.cache import cache_folder  # here: it needs other packages
 
     return cache_folder() / "horovod" / "build.log"
 

@@ -18,7 +18,7 @@ from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING
 
 from workshop_utils import idx
-from workshop_utils.jobs.cache import cache_folder
+from workshop_utils.cache import cache_folder
 
 if TYPE_CHECKING:
     import numpy as np
