@@ -17,7 +17,7 @@ from workshop_utils.launchers.sagemaker import SageMaker, account, cleanup, laun
 from workshop_utils.launchers.sagemaker.account import TAG, Aws, AwsError
 from workshop_utils.launchers.sagemaker.launcher import LATE_LOOKS, SageMakerRun
 from workshop_utils.launchers.sagemaker.price import NotConfirmed
-from workshop_utils.launchers.sagemaker.request import submission_of
+from workshop_utils.launchers.sagemaker.submission import submission_of
 from workshop_utils.runs import RunFailed, RunState
 
 OWNER = "123456789012"

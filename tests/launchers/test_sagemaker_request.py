@@ -19,7 +19,7 @@ from typer.testing import CliRunner
 
 from workshop_utils import cli
 from workshop_utils.jobs import JobError
-from workshop_utils.launchers.sagemaker import EmulatedSageMaker, SageMaker, account, request, toolkit
+from workshop_utils.launchers.sagemaker import EmulatedSageMaker, SageMaker, account, submission, toolkit
 from workshop_utils.launchers.sagemaker.account import TAG, Aws
 from workshop_utils.launchers.sagemaker.price import NotConfirmed
 from workshop_utils.launchers.source import packed
@@ -107,7 +107,7 @@ def test_an_argument_that_torchrun_takes_for_one_of_its_own_is_refused(make_job)
     words = [
         word[2:].replace("_", "-") for each in get_args_parser()._actions for word in each.option_strings
     ]
-    assert set(request.TORCHRUN_OPTIONS) == {word for word in words if word and len(word) > 1}
+    assert set(submission.TORCHRUN_OPTIONS) == {word for word in words if word and len(word) > 1}
     job = make_job(TORCH, strategy="torch_ddp", arguments={"n": 3})
     with pytest.raises(JobError, match=r"arguments\.n cannot be passed as --n: torchrun"):
         place().render(job)
@@ -169,7 +169,7 @@ def test_nothing_of_the_user_s_own_configuration_gets_into_a_request(make_job, m
     ],
 )  # fmt: skip
 def test_the_image_follows_from_what_the_script_imports(make_job, script, region, kind, registry, image):
-    chosen = request.image_for(make_job(script), place(region=region, instance_type=kind))
+    chosen = submission.image_for(make_job(script), place(region=region, instance_type=kind))
     assert chosen.startswith(f"{registry}.dkr.ecr.{region}.amazonaws.com")
     assert chosen.endswith("/" + image)
     repository = chosen.partition("/")[2].partition(":")[0]

@@ -13,10 +13,10 @@ A launch, in order:
 | module | concept |
 | --- | --- |
 | `settings` | what a place.yaml holds: role, instances, network, limits |
-| `request` | what a job becomes: hosts, name, image, hyperparameters, addresses on S3 |
+| `submission` | what a job becomes: hosts, name, image, hyperparameters, addresses on S3 |
 | `toolkit` | classic script mode: what the toolkit in AWS's images is told, and what it starts on a host |
 | `container.yaml` | the files and variables that a container has |
-| `trainer` | the Python SDK's ModelTrainer, which makes the request, and brings the SDK's drivers |
+| `request` | the CreateTrainingJob request, which the Python SDK's ModelTrainer makes, and the SDK's drivers with it |
 | `check` | whether SageMaker would accept it |
 | `price` | what a launch may cost, and the question before it |
 | `account` | AWS, or moto on this machine: its calls, its buckets, and its refusals in words for people |

@@ -21,7 +21,7 @@ import sys
 import tempfile
 from dataclasses import replace
 from pathlib import Path
-from typing import ClassVar
+from typing import TYPE_CHECKING, ClassVar
 
 import psutil
 
@@ -31,12 +31,15 @@ from workshop_utils.launchers.local import environment
 from workshop_utils.launchers.local.run import Process, ProcessRun
 from workshop_utils.launchers.restarting import RestartedRun, Restarting
 from workshop_utils.launchers.sagemaker import toolkit
-from workshop_utils.launchers.sagemaker.request import Request, submission_of
 from workshop_utils.launchers.sagemaker.settings import SageMakerSettings
+from workshop_utils.launchers.sagemaker.submission import submission_of
 from workshop_utils.launchers.source import shipped
 from workshop_utils.network.ports import PortReservation
 from workshop_utils.runs import Run
 from workshop_utils.training import data
+
+if TYPE_CHECKING:
+    from workshop_utils.launchers.sagemaker.request import Request
 
 PROGRAM = Path(__file__).with_name("emulated_instance.py")
 TORCHRUN_STORE = "algo-1:7777"  # where torchrun's agents meet, by the SDK's drivers
@@ -82,9 +85,9 @@ class EmulatedSageMaker(SageMakerSettings):
         storage = {"outputs": job.outputs, "checkpoints": job.checkpoints}
         folders = [name for name, value in storage.items() if value and storage_kind(value) == "folder"]
         submission = submission_of(job.replace(**dict.fromkeys(folders)), self)
-        from workshop_utils.launchers.sagemaker import trainer  # the SDK takes seconds to import
+        from workshop_utils.launchers.sagemaker.request import render  # the SDK takes seconds to import
 
-        request = trainer.render(submission)
+        request = render(submission)
         return replace(request, submission=replace(submission, job=job))
 
     def launch(self, job: TrainingJob) -> Run:

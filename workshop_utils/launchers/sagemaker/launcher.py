@@ -6,7 +6,7 @@ import contextlib
 import re
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from pydantic import PrivateAttr
 
@@ -14,11 +14,14 @@ from workshop_utils.jobs import TrainingJob
 from workshop_utils.launchers.remote import Receive, RemoteJob, RemoteRun, Unreachable
 from workshop_utils.launchers.sagemaker import account, price
 from workshop_utils.launchers.sagemaker.account import Aws, AwsError
-from workshop_utils.launchers.sagemaker.request import Request, Submission, submission_of
 from workshop_utils.launchers.sagemaker.settings import SageMakerSettings
+from workshop_utils.launchers.sagemaker.submission import Submission, submission_of
 from workshop_utils.launchers.source import packed, unpack
 from workshop_utils.runs import RunState
 from workshop_utils.training import data
+
+if TYPE_CHECKING:
+    from workshop_utils.launchers.sagemaker.request import Request
 
 LOG_GROUP = "/aws/sagemaker/TrainingJobs"
 POLL_SECONDS = 5.0
@@ -56,9 +59,9 @@ class SageMaker(SageMakerSettings):
             JobError: for what SageMaker would refuse, or would accept and do differently.
         """
         submission = submission_of(job, self)
-        from workshop_utils.launchers.sagemaker import trainer  # the SDK takes seconds to import
+        from workshop_utils.launchers.sagemaker.request import render  # the SDK takes seconds to import
 
-        return trainer.render(submission)
+        return render(submission)
 
     def launch(self, job: TrainingJob) -> SageMakerRun:
         """Store source and data on S3, and start the job. Asks first, unless `confirm` is set or it costs nothing.

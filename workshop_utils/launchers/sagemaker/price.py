@@ -12,7 +12,7 @@ from pathlib import Path
 import yaml
 
 from workshop_utils.jobs import PlainError
-from workshop_utils.launchers.sagemaker.request import Submission
+from workshop_utils.launchers.sagemaker.submission import Submission
 
 AS_OF = "2025"
 # A container that is told to end has two minutes, and the toolkit takes them. Source: AWS, "StoppingCondition".

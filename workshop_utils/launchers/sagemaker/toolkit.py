@@ -25,7 +25,8 @@ from workshop_utils.network import LOOPBACK_INTERFACE
 from workshop_utils.strategies import PYTHON, SCRIPT, STRATEGIES, ProcessSpec
 
 if TYPE_CHECKING:
-    from workshop_utils.launchers.sagemaker.request import Request, Submission
+    from workshop_utils.launchers.sagemaker.request import Request
+    from workshop_utils.launchers.sagemaker.submission import Submission
 
 Texts = dict[str, str]
 

@@ -1,0 +1,261 @@
+"""What a job becomes on SageMaker: its hosts, its name, its image, its hyperparameters, its addresses on S3."""
+
+from __future__ import annotations
+
+import json
+import re
+import secrets
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from workshop_utils.jobs import JobError, StrategyName, TrainingJob, imports
+from workshop_utils.jobs.quantities import seconds_of
+from workshop_utils.launchers.sagemaker import toolkit
+from workshop_utils.launchers.sagemaker.settings import SageMakerSettings
+from workshop_utils.strategies import strategy_of
+
+# Names of torchrun's options, which also have forms with _ for -. Source: torch/distributed/run.py, 2.13.
+# fmt: off
+TORCHRUN_OPTIONS = (
+    "duplicate-stderr-filters", "duplicate-stdout-filters", "event-log-handler", "help", "local-addr",
+    "local-ranks-filter", "log-dir", "logs-specs", "master-addr", "master-port", "max-restarts", "module",
+    "monitor-interval", "nnodes", "no-python", "node-rank", "nproc-per-node", "numa-binding", "rdzv-backend",
+    "rdzv-conf", "rdzv-endpoint", "rdzv-id", "redirects", "role", "run-path", "shutdown-timeout",
+    "signals-to-handle", "standalone", "start-method", "tee", "virtual-local-rank",
+)
+# fmt: on
+PREFIX = "workshop"  # of everything in the bucket
+STORED_DATA = ("digits", "mnist")  # every job finds the same there
+CODE = "/opt/ml/input/data/code"  # where the SDK's drivers start the script
+# The strategies that the SDK's drivers start, and the programs that do.
+BY_DRIVER: dict[StrategyName, str] = {"single": "basic_script_driver.py", "torch_ddp": "torchrun_driver.py"}
+
+# AWS's images, of the workshop's own versions; all have Open MPI, mpi4py and the toolkit in them. Horovod was in those
+# for TensorFlow up to 2.12, which has Keras 2, and for PyTorch on GPUs up to 1.13, and is in none that is still built.
+# Sources: the SDK's image_uris; aws/deep-learning-containers, docs/src/data and docker/, August 2026.
+TENSORFLOW = {"framework": "tensorflow", "version": "2.21", "py_version": "py312"}
+PYTORCH = {"framework": "pytorch-amzn2023", "version": "2.13"}
+LAST_WITH_HOROVOD = {"tensorflow": (2, 12), "pytorch": (1, 13)}
+_OF_AWS = re.compile(r"(\d{12})\.dkr\.ecr\.([^.]+)\.[^/]+/(tensorflow|pytorch)(?:-training)?:(\d+)\.(\d+)")
+# How long hosts may take to come together, as the toolkit's own waiting goes (mpi.py: an hour for MPI's workers).
+JOIN_SECONDS = 1800
+
+# How many GPUs an instance of these families has, by its size. Source: AWS, "Amazon EC2 accelerated computing".
+FAMILIES_WITH_GPUS = re.compile(r"ml\.(p[3-6]|g4dn|gr?[56])(?!g\.)[\w-]*\.(\w+)")
+GPUS = {
+    "p": {"2xlarge": 1, "4xlarge": 1, "8xlarge": 4, "16xlarge": 8, "24xlarge": 8, "48xlarge": 8},
+    "g": {"xlarge": 1, "2xlarge": 1, "4xlarge": 1, "8xlarge": 1, "16xlarge": 1}
+    | {"12xlarge": 4, "24xlarge": 4, "48xlarge": 8},
+}
+
+
+@dataclass(frozen=True)
+class Submission:
+    """A job on its hosts, under a name that no other job of the account has."""
+
+    job: TrainingJob
+    settings: SageMakerSettings
+    hosts: tuple[str, ...]
+    name: str
+
+    @property
+    def environment(self) -> dict[str, str]:
+        """The variables that all hosts get."""
+        waiting = {"WORKSHOP_JOIN_SECONDS": str(JOIN_SECONDS)}
+        if self.job.strategy == "horovod":
+            waiting["HOROVOD_GLOO_TIMEOUT_SECONDS"] = str(JOIN_SECONDS)
+        module = {}
+        if self.job.strategy in ("parameter_server", "multi_worker_mirrored"):
+            # AWS's images have set it already, to the same; in others, without it, the toolkit starts plain scripts.
+            module = {toolkit.STARTER: toolkit.TENSORFLOW}
+        elif self.driver and "/" in self.job.script:
+            own = self.job.environment.get("PYTHONPATH")
+            module = {"PYTHONPATH": f"{CODE}:{own}" if own else CODE}  # the toolkit sets it by itself
+        return {"PYTHONUNBUFFERED": "1", **waiting, **self.job.environment, **module}
+
+    @property
+    def driver(self) -> str | None:
+        """The program of the SDK that starts the script on each host; None where the toolkit does."""
+        return BY_DRIVER.get(self.job.strategy)
+
+    @property
+    def hyperparameters(self) -> dict[str, str]:
+        """The script's arguments, and what the toolkit is told where it starts the script; each value is JSON."""
+        if not self.driver:
+            values = {**self.job.arguments, **toolkit.instructions(self)}
+            return {name: json.dumps(value) for name, value in sorted(values.items())}
+        return {name: _for_driver(value) for name, value in sorted(self.job.arguments.items())}
+
+    @property
+    def limit_seconds(self) -> int:
+        """When the service ends the job; at least one second, since it counts whole ones."""
+        return max(1, round(seconds_of(self.settings.max_runtime or self.job.timeout)))
+
+    @property
+    def source_uri(self) -> str:
+        """Where the source is in the bucket."""
+        return f"{self._bucket_uri}/source/{self.name}/sourcedir.tar.gz"
+
+    @property
+    def data_uri(self) -> str:
+        """Where the data is: in its own place if that is on S3, and otherwise in the bucket."""
+        data = self.job.data or ""
+        label = data if data in STORED_DATA else f"folder-{self.job.name}"
+        return data if data.startswith("s3://") else f"{self._bucket_uri}/data/{label}/"
+
+    @property
+    def output_uri(self) -> str:
+        """Below which address the model is stored. Raises JobError if the job's outputs are not on S3."""
+        return self.job.storage("outputs", "s3") or f"{self._bucket_uri}/models"
+
+    @property
+    def checkpoint_uri(self) -> str | None:
+        """Where SageMaker keeps the checkpoints; None if it keeps none.
+
+        They are this launch's own, unless the job says where: SageMaker's restart of an interrupted job keeps the name.
+
+        Raises:
+            JobError: if the job's checkpoints are not on S3.
+        """
+        own = f"{self._bucket_uri}/checkpoints/{self.name}" if self.settings.spot else None
+        return self.job.storage("checkpoints", "s3") or own
+
+    @property
+    def _bucket_uri(self) -> str:
+        return f"s3://{self.settings.bucket_name}/{PREFIX}"
+
+
+def submission_of(job: TrainingJob, settings: SageMakerSettings) -> Submission:
+    """The hosts that `job` takes, and a name for it.
+
+    Raises:
+        JobError: if SageMaker's instances cannot run it so; the message says what would be right.
+    """
+    _check_gpus(job, settings.instance_type)
+    _check_strategy(job)
+    count = job.nodes or job.workers
+    if job.strategy == "parameter_server":
+        count += 1  # the chief, which does not train, has a host of its own
+    name = f"{job.name[:42].rstrip('-')}-{time.strftime('%Y%m%d%H%M%S')}-{secrets.token_hex(2)}"
+    return Submission(job, settings, toolkit.host_names(count), name)
+
+
+def _for_driver(value: Any) -> str:
+    """A hyperparameter as JSON; twice for text that the SDK's drivers would change.
+
+    They decode it twice, so that "[1]" would be a list, and put it between apostrophes, for a shell. Text that is
+    encoded twice stands in SM_HP_* with quotes around it. True and False go as the toolkit writes them.
+    """
+    if isinstance(value, bool):
+        value = str(value)
+    text = json.dumps(value)
+    if not isinstance(value, str):
+        return text
+    try:
+        json.loads(value)
+    except ValueError:
+        if "'" not in value:
+            return text
+    return json.dumps(text.replace("'", r"\u0027"))
+
+
+def _check_gpus(job: TrainingJob, instance_type: str) -> None:
+    """Raise JobError if the instances have too few GPUs for the job, or GPUs that it would leave idle."""
+    each, per_host = job.resources.gpu, job.processes_per_node or 1
+    if not re.match(r"ml\.(p|gr?)\d", instance_type):
+        if each:
+            lacking = f"instance_type {instance_type} has no NVIDIA GPU; take one such as ml.g5.xlarge"
+            raise JobError(f"resources.gpu is {each}, and {lacking}")
+        return
+    if reason := imports.why_no_gpu(job):
+        idle = f"script {job.script!r} cannot use one: {reason}; take one such as ml.c5.xlarge"
+        raise JobError(f"instance_type is {instance_type}, whose GPUs you would pay for, and {idle}")
+    family = FAMILIES_WITH_GPUS.fullmatch(instance_type)
+    count = GPUS[family[1][0]].get(family[2]) if family else None
+    needed = max(1, each) * per_host  # a script that can use a GPU takes one, even if the job asks for none
+    if count not in (None, needed):
+        idle = f", {count - needed} of them idle" if count > needed else ""
+        raise JobError(
+            f"resources.gpu is {each}; {per_host} process(es) a node need {needed} GPU(s), and instance_type "
+            f"{instance_type} has {count}{idle}: set processes_per_node to {count}, or to 1 and resources.gpu to "
+            f"{count} if one process uses several, or take another instance_type"
+        )
+
+
+def _check_strategy(job: TrainingJob) -> None:
+    """Raise JobError for what neither the SDK's drivers nor the toolkit start."""
+    given, per_host, hosts = f"strategy is {job.strategy!r}", job.processes_per_node or 1, job.workers + 1
+    strategy_of(job)
+    if job.strategy not in (*BY_DRIVER, *toolkit.SWITCHES):
+        advice = "run it locally, or use another strategy, such as 'torch_ddp'"
+        raise JobError(f"{given}; nothing in SageMaker's images starts its processes: {advice}")
+    forms = {form for option in TORCHRUN_OPTIONS for form in (option, option.replace("-", "_"))}
+    for name in job.arguments if job.strategy == "torch_ddp" else ():
+        if name not in forms and len([form for form in forms if form.startswith(name)]) > 1:
+            short = "torchrun, which starts the script, takes it for several of its own options"
+            raise JobError(f"arguments.{name} cannot be passed as --{name}: {short}; give it a longer name")
+    switch = toolkit.SWITCHES.get(job.strategy)
+    if per_host > 1 and switch in (toolkit.PARAMETER_SERVER, toolkit.MULTI_WORKER_MIRRORED):
+        each = f"with strategy {job.strategy!r} the toolkit starts one on each host"
+        raise JobError(f"processes_per_node is {per_host}; {each}")
+    if switch == toolkit.PARAMETER_SERVER and job.parameter_servers not in (1, hosts):
+        advice = f"the toolkit runs one on each of the {hosts} hosts: leave it out"
+        raise JobError(f"parameter_servers is {job.parameter_servers}; {advice}")
+
+
+# Images
+
+
+def image_for(job: TrainingJob, settings: SageMakerSettings) -> str:
+    """The job's own image, or else AWS's for what its script imports and the processor of `instance_type`.
+
+    Raises:
+        JobError: if AWS has no such image, or the job's own is one of AWS's and lacks Horovod.
+    """
+    packages, region = imports.packages(imports.imported(job.script_path)), settings.region_name
+    needs_horovod = "horovod" in packages or job.strategy == "horovod"
+    if job.image is not None:
+        if needs_horovod and _lacks_horovod(job.image):
+            raise JobError(
+                f"image is {job.image!r}, which has no Horovod in it: AWS's last ones with it have TensorFlow 2.12, or "
+                "PyTorch 1.13 for GPUs. Use one of them, or build jobs/images/ and name your own image"
+            )
+        return job.image
+    if needs_horovod:
+        raise JobError(
+            "image is missing: no image of AWS has the Horovod that this script imports. Build jobs/images/ and "
+            f"name yours, such as 123456789012.dkr.ecr.{region}.amazonaws.com/workshop-horovod:cpu"
+        )
+    # PyTorch's image has mpi4py and NumPy in it, too.
+    return _aws_image(
+        TENSORFLOW if imports.TENSORFLOW & packages else PYTORCH, region, settings.instance_type
+    )
+
+
+def _lacks_horovod(image: str) -> bool:
+    """Whether `image` is known to be without Horovod, as AWS's newer ones are."""
+    match = _OF_AWS.match(image)
+    if match is None:
+        return False
+    account, region, framework, *version = match.groups()
+    if tuple(map(int, version)) <= LAST_WITH_HOROVOD[framework]:
+        return False
+    try:
+        return _aws_image(PYTORCH, region, "ml.c5.xlarge").startswith(account)
+    except JobError:  # a region that the SDK does not know
+        return False
+
+
+def _aws_image(image: Mapping[str, str], region: str, instance_type: str) -> str:
+    """AWS's training image in `region` for the processor of `instance_type`. Raises JobError if there is none."""
+    from sagemaker.core import image_uris  # here, since the SDK takes seconds to import
+
+    options = {**image, "region": region, "instance_type": instance_type, "image_scope": "training"}
+    try:
+        # AWS lists the tags of TensorFlow 2.21 with this ending, which the SDK leaves out.
+        return str(image_uris.retrieve(**options)) + ("-sagemaker" if image is TENSORFLOW else "")
+    except ValueError as error:
+        message = f"image is missing, and AWS has none for {instance_type} in region {region}: {error}"
+        raise JobError(message) from None
