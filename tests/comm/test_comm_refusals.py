@@ -54,3 +54,14 @@ def test_an_array_to_receive_into_that_is_not_contiguous_is_refused(run, into):
 
     with pytest.raises(ValueError, match="is not contiguous; receive into"):
         run(2, program)
+
+
+@pytest.mark.parametrize("is_buffered", [True, False])
+@pytest.mark.parametrize("leaves", [True, False])
+def test_threads_that_can_only_wait_for_each_other_are_refused_before_their_time_is_over(is_buffered, leaves):
+    def program(communicator):
+        if communicator.rank or not leaves:
+            communicator.recv(1 - communicator.rank, np.zeros(1))
+
+    with pytest.raises(CommunicationError, match=r"waits for ever for rank \d in recv"):
+        threads.run(2, program, timeout_seconds=3600, is_buffered=is_buffered)

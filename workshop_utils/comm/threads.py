@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
 from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
@@ -20,22 +21,35 @@ class _Message(NamedTuple):
     dead: int = -1
 
 
-class ThreadCommunicator(Communicator):
-    """One rank among threads. `run` makes them; messages are copies, so no rank sees another's later changes.
+@dataclass
+class _Room:
+    """What ranks share; `changed` is notified of each change.
 
-    `mailboxes` hold by rank what was sent to it and not yet received, in the order of arrival.
+    Attributes:
+        mailboxes: by rank, what was sent to it and not yet received, in the order of arrival.
+        running: the ranks whose program goes on.
+        waits: by rank that waits, what tells whether it may go on.
+        most_threads: of the process, unless ranks have started some of their own.
     """
 
-    def __init__(
-        self,
-        rank: int,
-        mailboxes: Sequence[list[_Message]],
-        arrived: threading.Condition,
-        is_buffered: bool,
-        timeout_seconds: float,
-    ) -> None:
-        super().__init__(rank, len(mailboxes), timeout_seconds)
-        self._mailboxes, self._arrived, self._is_buffered = mailboxes, arrived, is_buffered
+    mailboxes: list[list[_Message]]
+    running: set[int]
+    most_threads: int
+    waits: dict[int, Callable[[], object]] = field(default_factory=dict)
+    changed: threading.Condition = field(default_factory=threading.Condition)
+
+    def is_stuck(self) -> bool:
+        """Whether all wait, and none can go on."""
+        all_wait = self.running <= self.waits.keys() and threading.active_count() <= self.most_threads
+        return all_wait and not any(may_go_on() for may_go_on in self.waits.values())
+
+
+class ThreadCommunicator(Communicator):
+    """One rank among threads. `run` makes them; messages are copies, so no rank sees another's later changes."""
+
+    def __init__(self, rank: int, room: _Room, is_buffered: bool, timeout_seconds: float) -> None:
+        super().__init__(rank, len(room.mailboxes), timeout_seconds)
+        self._room, self._is_buffered = room, is_buffered
 
     def _first_of(self, sources: Sequence[int]) -> int:
         return self._first(sources, take=False).source
@@ -57,36 +71,43 @@ class ThreadCommunicator(Communicator):
         """Return once rank `to` has received the message `sent`, or has given up."""
 
         def is_received() -> bool:
-            mailbox, theirs = self._mailboxes[self.rank], self._mailboxes[to]
+            mailbox, theirs = self._room.mailboxes[self.rank], self._room.mailboxes[to]
             gone = any(message.source == to and message.array is None for message in mailbox)
             return gone or not any(message is sent for message in theirs)
 
-        with self._arrived:
-            if not self._arrived.wait_for(is_received, timeout=self.timeout_seconds):
-                waited = f"rank {self.rank} waited {self.timeout_seconds:g} s"
-                raise PeerSilent(f"{waited} for rank {to} to receive what it sent")
+        with self._room.changed:
+            self._await(is_received, f"rank {to} to receive what it sent")
 
     def _put(self, to: int, message: _Message) -> None:
-        with self._arrived:
-            self._mailboxes[to].append(message)
-            self._arrived.notify_all()
+        with self._room.changed:
+            self._room.mailboxes[to].append(message)
+            self._room.changed.notify_all()
 
     def _first(self, sources: Sequence[int], take: bool) -> _Message:
-        mailbox = self._mailboxes[self.rank]
+        mailbox = self._room.mailboxes[self.rank]
 
         def first() -> _Message | None:
             return next((message for message in mailbox if message.source in sources), None)
 
-        with self._arrived:
-            message = self._arrived.wait_for(first, timeout=self.timeout_seconds)
-            if message is None:
-                silent = f"rank {sources[0]}" if len(sources) == 1 else f"any of the ranks {list(sources)}"
-                waited = f"rank {self.rank} waited {self.timeout_seconds:g} s"
-                raise PeerSilent(f"{waited} for {silent} in {self._collective or 'recv'}")
+        with self._room.changed:
+            of = f"rank {sources[0]}" if len(sources) == 1 else f"any of the ranks {list(sources)}"
+            message = self._await(first, f"{of} in {self._collective or 'recv'}")
             if take:
                 mailbox[:] = [other for other in mailbox if other is not message]
-                self._arrived.notify_all()  # for a sender that waits until it is received
+                self._room.changed.notify_all()  # for a sender that waits until it is received
             return message
+
+    def _await(self, may_go_on: Callable[[], Result | None], what: str) -> Result:
+        """Return what `may_go_on` gives once that is true; raise PeerSilent once nobody goes on, or after a time."""
+        room = self._room
+        room.waits[self.rank] = may_go_on
+        room.changed.wait_for(lambda: may_go_on() or room.is_stuck(), self.timeout_seconds)
+        is_stuck = room.is_stuck()
+        del room.waits[self.rank]
+        if result := may_go_on():
+            return result
+        waits = "waits for ever" if is_stuck else f"waited {self.timeout_seconds:g} s"
+        raise PeerSilent(f"rank {self.rank} {waits} for {what}")
 
 
 def run(
@@ -103,22 +124,25 @@ def run(
     Raises:
         Exception: the first failure of any rank, as raised there, once all ranks have ended.
     """
-    mailboxes: list[list[_Message]] = [[] for _ in range(size)]
-    arrived = threading.Condition()
+    ranks = range(size)
+    room = _Room([[] for _ in ranks], {*ranks}, threading.active_count() + size)
     results: list[Any] = [None] * size
     failures: list[BaseException] = []
 
     def rank_main(rank: int) -> None:
-        communicator = ThreadCommunicator(rank, mailboxes, arrived, is_buffered, timeout_seconds)
+        communicator = ThreadCommunicator(rank, room, is_buffered, timeout_seconds)
         try:
             results[rank] = program(communicator)
         except BaseException as failure:
             failures.append(failure)
             dead = failure.rank if isinstance(failure, PeerDied) else rank
-            for other in {*range(size)} - {rank}:
+            for other in {*ranks} - {rank}:
                 communicator._put(other, _Message(rank, communicator._collective, None, dead))
+        with room.changed:
+            room.running.discard(rank)
+            room.changed.notify_all()
 
-    threads = [threading.Thread(target=rank_main, args=(rank,), daemon=True) for rank in range(size)]
+    threads = [threading.Thread(target=rank_main, args=(rank,), daemon=True) for rank in ranks]
     for thread in threads:
         thread.start()
     for thread in threads:

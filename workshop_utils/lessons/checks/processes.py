@@ -95,7 +95,7 @@ def on_threads(
     where: str,
     size: int,
     program: Callable[[Communicator], Any],
-    timeout_seconds: float = 2.0,
+    timeout_seconds: float = 10.0,
     is_buffered: bool = False,
 ) -> list[Any]:
     """What `program(communicator)` returns on each of `size` ranks, which are threads; see `threads.run`.
