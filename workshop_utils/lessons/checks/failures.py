@@ -271,24 +271,23 @@ _Calls = list[tuple[str, bytes, dict[str, bytes]]]  # names, contents, and the s
 def save_sharded(answer: SaveSharded) -> str:
     """`answer(communicator, folder, shard, write)` saves every rank's shard, and then `complete`, with their number."""
     with TemporaryDirectory() as name:
-        for size, slow in ((3, (1, 2, 0)), (2, (1,))):
-            folders = {rank: Path(name, f"{size}-ranks-{rank}-slow") for rank in slow}
-            arguments = {"answer": answer, "folders": folders}
-            told = values_on_ranks(f"on {size} ranks", size, _slowly, arguments, timeout="5s")
-            for rank, folder in folders.items():
-                calls = [each[rank] for each in told]
-                if not any(calls) and not any(folder.iterdir()):
-                    raise NotYet("your function wrote nothing: write it, then run this again.")
-                _refuse_calls(calls, rank)
-        for size, full in ((3, ("shard-1",)), (1, ("shard-0", "complete"))):
-            broken = {each: Path(name, f"{each}-full") for each in full}
+        for size, slow in ((3, 1), (3, 2), (3, 0), (2, 1)):
+            folder = Path(name, f"{size}-ranks-{slow}-slow")
+            folder.mkdir()
+            arguments = {"answer": answer, "folder": folder, "bad": slow}
+            calls = values_on_ranks(f"on {size} ranks", size, _save, arguments, timeout="5s")
+            if not any(calls) and not any(folder.iterdir()):
+                raise NotYet("your function wrote nothing: write it, then run this again.")
+            _refuse_calls(calls, slow)
+        for size, full in ((3, "shard-1"), (1, "shard-0"), (1, "complete")):
+            folder = Path(name, f"{full}-full")
+            folder.mkdir()
             with suppress(RanksFailed):
-                on_ranks(size, _breaking, {"answer": answer, "folders": broken}, timeout="3s")
-            for each, folder in broken.items():
-                without = f"the disk was full at {each}, and yet there is a `complete`, without its shard."
-                refuse(each != "complete" and (folder / "complete").exists(), without)
-                unheard = f"{each} could not be written, and nobody was told: let the OSError pass."
-                refuse((folder / "returned").exists(), unheard)
+                on_ranks(size, _save, {"answer": answer, "folder": folder, "bad": full}, timeout="3s")
+            without = f"the disk was full at {full}, and yet there is a `complete`, without its shard."
+            refuse(full != "complete" and (folder / "complete").exists(), without)
+            unheard = f"{full} could not be written, and nobody was told: let the OSError pass."
+            refuse((folder / "returned").exists(), unheard)
     return "each rank wrote its own shard, and `complete` came when all of them were there, and only then."
 
 
@@ -309,43 +308,14 @@ def _write(rank: int, bad: int | str, calls: _Calls, path: Path, content: bytes)
     part.replace(path)
 
 
-def _save(
-    communicator: Communicator, answer: SaveSharded, folder: Path, bad: int | str, calls: _Calls
-) -> None:
-    """Add what this rank writes to `calls`; a learner's `time.sleep` is over at once, so it outlasts no slow disk."""
-    folder.mkdir(exist_ok=True)
-    rank = communicator.rank
+def _save(communicator: Communicator, answer: SaveSharded, folder: Path, bad: int | str) -> _Calls:
+    """What a rank writes; a learner's `time.sleep` is over at once, so it outlasts no slow disk."""
+    rank, calls = communicator.rank, _Calls()
     with mock.patch("time.sleep"):
         answer(communicator, folder, _shard(rank), functools.partial(_write, rank, bad, calls))
-
-
-def _slowly(
-    communicator: Communicator, answer: SaveSharded, folders: Mapping[int, Path]
-) -> dict[int, _Calls]:
-    """What this rank writes into each folder, while the disk of the rank with its number is slow."""
-    told: dict[int, _Calls] = {slow: [] for slow in folders}
-    for slow, folder in folders.items():
-        _save(communicator, answer, folder, slow, told[slow])
-        ended = folder.with_suffix(".ended")
-        ended.mkdir(exist_ok=True)
-        (ended / str(communicator.rank)).touch()
-        # Not by messages, which could meet the learner's.
-        while len(list(ended.iterdir())) < communicator.size:
-            _sleep(0.01)
-    return told
-
-
-def _breaking(communicator: Communicator, answer: SaveSharded, folders: Mapping[str, Path]) -> None:
-    """Save where one file can't be written."""
-    for full, folder in folders.items():
-        calls: _Calls = []
-        try:
-            _save(communicator, answer, folder, full, calls)
-            if any(name == full for name, *_ in calls):
-                (folder / "returned").touch()
-        except Exception:
-            if communicator.size > 1:
-                raise
+    if any(name == bad for name, *_ in calls):
+        (folder / "returned").touch()
+    return calls
 
 
 def _refuse_calls(told: list[_Calls], slow: int) -> None:
