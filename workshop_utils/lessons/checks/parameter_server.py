@@ -29,8 +29,7 @@ from workshop_utils.lessons.checks import (
     refuse_any,
 )
 from workshop_utils.lessons.checks.open_question import question
-from workshop_utils.lessons.checks.processes import Observed
-from workshop_utils.ranks import RanksFailed, on_ranks
+from workshop_utils.lessons.checks.processes import Observed, values_on_ranks
 
 Rule = Callable[..., bool]
 
@@ -248,27 +247,24 @@ def server(answer: Callable[..., Any]) -> str:
             mine = _simulated(answer, name, workers, case)
             _compare(case, mine, _simulated(_reference, name, workers, case))
 
-    def on_processes(communicator: Communicator) -> None:
-        for name in _TARGETS:
-            _train(communicator, answer, name, 0.0005)
-            communicator.barrier()
-
+    right = "in simulated time your server is right; on real processes"
     try:
-        on_ranks(4, on_processes, timeout="8s")
-    except RanksFailed as error:
-        right = "in simulated time your server is right; on real processes "
-        endless = (
-            "it does not end. Receive only from workers that are active and do not wait, ask again for each that "
-            "waits after each push, and send `version` before `parameters`."
-        )
+        values_on_ranks(right, 4, _train_in_all, {"server": answer}, timeout="8s")
+    except Wrong as wrong:  # in a barrier are the workers that have finished
         finished = "it waits for workers that have finished: receive only from those that are active."
-        refuse("did not end" in str(error), right + endless)
-        refuse("in barrier" in str(error), right + finished)  # where the workers are that have finished
-        raise Wrong(f"{right}{error}") from None
+        refuse("in barrier" in str(wrong), f"{right} {finished}")
+        raise
     return (
         "in all four modes, and in one of our own, with 1 to 4 workers, parameters, versions and log are those of "
         "the lesson's server; and on real processes it ends, whoever comes first."
     )
+
+
+def _train_in_all(communicator: Communicator, server: Any) -> bool:
+    for name in _TARGETS:
+        _train(communicator, server, name, 0.0005)
+        communicator.barrier()
+    return True
 
 
 def _simulated(server: Any, name: str, workers: int, case: str) -> _Trial:
