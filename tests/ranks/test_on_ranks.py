@@ -289,7 +289,6 @@ def fails_with_a_note(communicator):
     [
         (lambda communicator: (each for each in []), "it returned a generator, which cannot be sent back"),
         (lambda communicator: threading.Lock(), "it returned a lock, which cannot be sent back"),
-        (lambda communicator: input("Your name? "), "input('Your name? ') has nobody to ask on a rank"),
         (needs_cuda, "was in use in the process from which this one was forked"),
         (fails_with_a_note, "raised ValueError: the real one"),
     ],
