@@ -87,10 +87,6 @@ def test_metrics_are_a_table_with_a_row_a_report_and_no_lines_of_the_log():
 
 def almost_records():
     yield '{"workshop": "metric"}'
-    yield '{"workshop": "metric", "worker": "worker-0", "rank": 0, "time": "noon", "step": 1}'
-    yield '{"workshop": "metric", "worker": "worker-0", "rank": 0, "time": 1.0, "step": [1]}'
-    yield '{"workshop": "metric", "worker": 0, "rank": 0, "time": 1.0, "step": 1}'
-    yield '{"workshop": "metric", "worker": "worker-0", "rank": "0", "time": 1.0, "step": 1}'
     yield '{"workshop": "start", "worker": "worker-0"}'
     yield '{"workshop": ["metric"], "worker": "worker-0"}'
     yield '{"workshop": "metric", "worker": '
