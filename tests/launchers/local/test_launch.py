@@ -20,9 +20,8 @@ from workshop_utils.training import data
 pytestmark = pytest.mark.processes
 
 PACKAGE = Path(workshop_utils.__file__).parent
-MOST_MODULES = 9
 
-# Of a training that needs no data: its first rank reports a metric.
+# Its first rank reports a metric.
 SCRIPT = """
 from workshop_utils import place
 from workshop_utils.comm import tcp
@@ -64,9 +63,13 @@ def calls():
     counted.stop()
 
 
-def test_from_a_launch_to_its_first_metric_few_modules_are_entered_each_from_above(tmp_path, calls):
+@pytest.mark.parametrize(("source", "most_modules"), [(None, 9), ("digits", 11)])
+def test_from_a_launch_to_its_first_metric_few_modules_are_entered_each_from_above(
+    source, most_modules, tmp_path, calls
+):
     (tmp_path / "train.py").write_text(SCRIPT)
-    job = TrainingJob(name="traced", folder=tmp_path, strategy="ring", workers=2)
+    job = TrainingJob(name="traced", folder=tmp_path, strategy="ring", workers=2, data=source)
+    data.prepare("digits")
     launcher = Local()
     calls.start()
     run = launcher.launch(job)
@@ -77,7 +80,7 @@ def test_from_a_launch_to_its_first_metric_few_modules_are_entered_each_from_abo
         run.wait(60)
     assert run.records
     modules = {module for pair in calls for module in pair if module}
-    assert len(modules) <= MOST_MODULES, sorted(modules)
+    assert len(modules) <= most_modules, sorted(modules)
     number = layers()
     for caller, callee in calls:
         if caller is not None:
