@@ -84,8 +84,8 @@ class ProcessSpec:
         environment: the variables by which it learns its place and finds its peers; they may hold the same words.
         listens: whether it needs an address of its own.
         children: the names of the processes that it starts itself.
-        required: whether the run waits for its end. The run has succeeded once every required process has ended with 0.
-        leaves: whether it ends by itself once those have; it gets time for that, and any other is told to stop.
+        required: whether the run waits for its end. The run has succeeded once every required process has ended with 0;
+            the others are then told to stop.
     """
 
     role: str
@@ -98,7 +98,6 @@ class ProcessSpec:
     listens: bool = False
     children: tuple[str, ...] = ()
     required: bool = True
-    leaves: bool = True
 
     @property
     def name(self) -> str:
@@ -235,7 +234,7 @@ def _ranked_servers(job: TrainingJob) -> Processes:
 def _with_rendezvous(job: TrainingJob) -> Processes:
     """A key-value server at which the workers meet."""
     command = (PYTHON, "-I", f"{PROGRAMS}/horovod_rendezvous.py", HOST, PORT)
-    server = ProcessSpec("rendezvous", 0, argv=command, listens=True, required=False, leaves=False)
+    server = ProcessSpec("rendezvous", 0, argv=command, listens=True, required=False)
     return [server, *_workers(job)]
 
 

@@ -179,9 +179,10 @@ class Slurm(TargetSettings):
         return [spec.filled(**own, **WORDS) for spec in strategy.plan(job, addresses)]
 
     def _command(self, spec: ProcessSpec) -> str:
-        """The line of the script that starts `spec`; what does not leave by itself ends with the script."""
+        """The line of the script that starts `spec`; a server that workers ask ends with the script."""
         command = " ".join(map(_word, spec.argv))
-        return f"{self.python.name} ../task.py {command}" if spec.leaves else f"{command} &"
+        is_server = not (spec.required or spec.runs_script)
+        return f"{command} &" if is_server else f"{self.python.name} ../task.py {command}"
 
 
 def _exports(variables: Mapping[str, str]) -> str:

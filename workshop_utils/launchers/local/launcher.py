@@ -165,7 +165,6 @@ class Local:
                 folder,
                 spec.required,
                 links.cables.get(spec.name),
-                spec.leaves,
             )
             for spec, variables in zip(starting, added, strict=True)
         )

@@ -37,8 +37,8 @@ Event = dict[str, Any]
 class Process:
     """One process to start: its command, its whole environment, its working folder.
 
-    The group has succeeded when every `required` process has ended with 0; it has failed when any has not.
-    One that is not required then gets time to end if it `leaves` by itself; any other is ended.
+    The group has succeeded when every `required` process has ended with 0; it has failed when any has not. Those that
+    are not required are then ended.
     """
 
     name: str
@@ -47,7 +47,6 @@ class Process:
     folder: str
     required: bool = True
     network: Cable | None = None
-    leaves: bool = True
 
 
 class ProcessGroup:

@@ -44,7 +44,6 @@ PR_SET_PDEATHSIG = 1
 PR_SET_CHILD_SUBREAPER = 36
 
 GRACE_SECONDS = 2.0  # between SIGTERM and SIGKILL; a failed run must be gone within five seconds
-SERVICE_GRACE_SECONDS = 3.0  # for parameter servers to see that their chief has gone
 DEATH_SECONDS = 0.2  # for a process that was killed to be gone
 STACK_SECONDS = 1.0  # for ranks that were asked for their stacks to print them
 LINE_LIMIT = 1 << 20  # a longer line is reported in parts
@@ -73,7 +72,6 @@ class Supervisor:
         ] = {}  # by descriptor: the process's name, and "stdout" or "stderr"
         self._unended: dict[int, bytes] = {}  # what has come of each one's next line
         self._required: set[str] = set()
-        self._leaving: set[str] = set()  # these end by themselves
         self._owner: int | None = None  # a descriptor that is readable once the owner has died
         self._told_to_stop = False
         self._sent: set[int] = set()  # the signals sent to all
@@ -192,8 +190,6 @@ class Supervisor:
         self._running[pid] = process["name"]
         if process["required"]:
             self._required.add(process["name"])
-        if process["leaves"]:
-            self._leaving.add(process["name"])
         for stream, (reader, writer) in pipes.items():
             os.close(writer)
             self._streams[reader] = process["name"], stream
@@ -349,10 +345,6 @@ class Supervisor:
     # Ending
 
     def _end_everything(self) -> None:
-        if not self._required and not self._told_to_stop:
-            # Services that watch their chief leave by themselves, and say so with exit code 0.
-            deadline = time.monotonic() + SERVICE_GRACE_SECONDS
-            self._pump_until(deadline, lambda: self._leaving.isdisjoint(self._running.values()))
         self._signal_groups(signal.SIGTERM)
         self._signal_groups(signal.SIGCONT)  # a stopped process cannot act on SIGTERM
         self._pump_until(time.monotonic() + GRACE_SECONDS, lambda: not self._running)
