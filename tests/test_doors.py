@@ -4,7 +4,6 @@ import base64
 import datetime
 import io
 import json
-import os
 import re
 import shlex
 import subprocess
@@ -62,11 +61,8 @@ class Machine:
         )  # fmt: skip
         return answer.returncode
 
-    def calls(self):
-        return (self.root / "calls").read_text().splitlines()
-
     def has_called(self, beginning):
-        return any(call.startswith(beginning) for call in self.calls())
+        return f"\n{beginning}" in "\n" + (self.root / "calls").read_text()
 
 
 @pytest.fixture
@@ -88,17 +84,6 @@ def notebook_instance(machine):
 
 
 @pytest.mark.processes
-@pytest.mark.parametrize("code", [0, 3])
-def test_binder_builds_horovod_keeps_no_second_copy_and_lays_out_the_lessons(code, machine):
-    machine.program("workshop", f'[ "$1" != install-horovod ] || touch "$WORKSHOP_CACHE/x"; exit {code}\n')
-    assert os.access(ROOT / "postBuild", os.X_OK)
-    assert machine.run(str(ROOT / "postBuild")) == code
-    calls = ["workshop install-horovod", "workshop copy-lessons my_lessons"]
-    assert machine.calls() == (calls[:1] if code else calls)
-    assert code or not list(machine.root.glob("tmp*"))
-
-
-@pytest.mark.processes
 @pytest.mark.parametrize("door", ["studio", "notebook instance"])
 def test_sagemaker_starts_at_once_and_sets_the_workshop_up_behind_it(door, machine):
     assert len(base64.b64encode(STUDIO.encode())) <= MOST_CHARACTERS
@@ -109,19 +94,10 @@ def test_sagemaker_starts_at_once_and_sets_the_workshop_up_behind_it(door, machi
     machine.may_go_on.touch()
     log = machine.root / "workshop-set-up.log"
     assert eventually(lambda: "choose the kernel Workshop" in log.read_text(), SECONDS), log.read_text()
-    calls = machine.calls()
-    assert "git clone https://example.org/w.git workshop" in calls
-    kernel = next(call for call in calls if call.startswith("python "))
-    assert kernel.startswith("python -m ipykernel install --user --name workshop")
-    assert f"--env PATH {machine.root}/workshop/.venv/bin:" in kernel
-    assert calls.index("workshop copy-lessons my_lessons") < calls.index(kernel)
-    if door == "notebook instance":
-        assert "make setup PYTHON=python3.11" in calls
-        (timer,) = [call for call in calls if call.startswith("systemd-run")]
-        assert "--on-calendar=*:0/5 " in timer
-        assert timer.endswith(f"/bin/python3 {machine.root}/bin/stop-when-idle 60")
-        packages = next(call for call in calls if call.startswith("dnf"))
-        assert {"gcc-c++", "python3.11", "python3.11-devel", "make", "git"} <= set(packages.split())
+    assert machine.has_called("workshop copy-lessons my_lessons")
+    assert machine.has_called("python -m ipykernel install --user --name workshop")
+    if door == "notebook instance":  # which costs money until it stops
+        assert machine.has_called("systemd-run --unit=stop-when-idle --on-calendar=*:0/5 ")
 
 
 @pytest.mark.parametrize(
@@ -188,15 +164,3 @@ def test_the_page_on_set_up_attaches_the_script_to_studio_by_requests_that_aws_w
         report = ParamValidator().validate(dict(zip(names, values, strict=True)), shape)
         assert not report.has_errors(), report.generate_report()
     assert called == ["CreateStudioLifecycleConfig", "UpdateDomain"]
-
-
-@pytest.mark.processes
-def test_colab_s_cells_set_up_run_a_lesson_and_show_it(machine):
-    pattern = r"^\*\*Colab\.\*\*.*?```sh\n%%bash\n(.*?)```.*?```python\n(.*?)```"
-    ((first, second),) = re.findall(pattern, SET_UP, flags=re.MULTILINE | re.DOTALL)
-    machine.may_go_on.touch()
-    assert machine.run(first.replace("/content", str(machine.root))) == 0
-    notebook = Path(machine.calls()[-1].removeprefix("make run SIZE=small NOTEBOOKS="))
-    assert (ROOT / notebook).is_file()
-    compile(second, "cell", "exec")
-    assert f"/content/workshop/build/{notebook.stem}.html" in second
