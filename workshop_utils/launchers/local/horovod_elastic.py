@@ -27,7 +27,6 @@ import subprocess
 import sys
 import threading
 import time
-from collections import deque
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import IO, Any
@@ -46,7 +45,6 @@ COOLDOWN_SECONDS = (1, 60)  # a host is left out for 2 to 3 s at first, then for
 MOST_RESETS = 100  # a worker that dies again and again must not keep a job for ever
 GRACE_SECONDS = 2.0  # between SIGTERM and SIGKILL
 PATIENCE_SECONDS = 10.0  # for a worker to answer that it has heard of a change
-LAST_LINES = 8  # of the last worker that failed
 
 
 class PlainUnpickler(pickle.Unpickler):
@@ -132,11 +130,10 @@ class Workers:
             text=True,
             errors="replace",
         )
-        last: deque[str] = deque(maxlen=LAST_LINES)
         assert process.stdout is not None
         assert process.stderr is not None
         threads = [
-            threading.Thread(target=self._pass_on, args=(pipe, f"[{name}]<{stream}>: ", last), daemon=True)
+            threading.Thread(target=self._pass_on, args=(pipe, f"[{name}]<{stream}>: "), daemon=True)
             for pipe, stream in ((process.stdout, "stdout"), (process.stderr, "stderr"))
         ]
         for thread in threads:
@@ -144,17 +141,16 @@ class Workers:
         was_ended = _wait(process, ending)
         for thread in threads:
             thread.join(GRACE_SECONDS)  # what the worker has left running may hold its pipes
-        if process.returncode and not was_ended:
-            how = f"{name} ended with exit code {process.returncode}"
-            self.last_failure = "\n  ".join([f"{how}; its last lines:", *last])
-        return process.returncode, time.time()
+        code = process.returncode
+        if code and not was_ended:  # said as mpirun says it, so that launchers understand
+            how = f"exited on signal {-code}" if code < 0 else f"ended with exit code {code}"
+            self.last_failure = f"process rank {index} {how}"
+        return code, time.time()
 
-    def _pass_on(self, pipe: IO[str], tag: str, last: deque[str]) -> None:
+    def _pass_on(self, pipe: IO[str], tag: str) -> None:
         for line in pipe:
-            last.append(line.rstrip("\n"))
             with self._printing:
-                sys.stdout.write(f"{tag}{last[-1]}\n")
-                sys.stdout.flush()
+                print(tag, line.rstrip("\n"), sep="", flush=True)
 
 
 def _wait(process: subprocess.Popen[str], ending: Sequence[threading.Event]) -> bool:
