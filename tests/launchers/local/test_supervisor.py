@@ -10,6 +10,7 @@ import psutil
 import pytest
 from conftest import alive, eventually, marked_processes
 
+from workshop_utils.launchers.local.environment import scratch_folder
 from workshop_utils.launchers.local.run import Event, Process, ProcessGroup
 
 pytestmark = [pytest.mark.processes, pytest.mark.usefixtures("nothing_is_left")]
@@ -24,9 +25,11 @@ def python(name, script, **fields):
 class Group(ProcessGroup):
     """A group that keeps what it is told."""
 
-    def __init__(self, *processes, timeout_seconds=60, **options):
+    def __init__(self, *processes, timeout_seconds=60, scratch=None, files=()):
         self.events: list[Event] = []
-        super().__init__(processes, self.events.append, timeout_seconds, **options)
+        super().__init__(
+            processes, self.events.append, timeout_seconds, scratch or scratch_folder(), dict(files)
+        )
 
     @property
     def ended(self):

@@ -63,8 +63,8 @@ class ProcessGroup:
         processes: Sequence[Process],
         on_event: Callable[[Event], None],
         timeout_seconds: float,
-        scratch: Path | None = None,
-        files: dict[str, str] | None = None,
+        scratch: Path,
+        files: dict[str, str],
         start_warm: Callable[[int, int], None] | None = None,
         network: Switch | None = None,
         is_read: bool = False,
@@ -93,8 +93,8 @@ class ProcessGroup:
             "owner": os.getpid(),
             "processes": [asdict(process) for process in processes],
             "timeout_seconds": timeout_seconds,
-            "scratch": str(scratch) if scratch else None,
-            "files": files or {},
+            "scratch": str(scratch),
+            "files": files,
             "network": asdict(network) if network else None,
             "is_read": is_read,
         }
@@ -145,8 +145,6 @@ class ProcessGroup:
         The kernel has ended its children by now. What those had started is known by the scratch folder's name,
         which is in the environment that it inherited.
         """
-        if self._scratch is None:
-            return
         mark = os.fsencode(self._scratch)
         while abandoned := [each for each in Path("/proc").glob("[0-9]*") if mark in _environment_of(each)]:
             for process in abandoned:

@@ -83,7 +83,7 @@ class Supervisor:
         specification = self._read_specification()
         if specification is None:
             return None
-        scratch = specification.get("scratch")
+        scratch = specification["scratch"]
         wake, self._waker = os.pipe()
         for descriptor in (wake, self._waker):
             os.set_blocking(descriptor, False)
@@ -97,8 +97,7 @@ class Supervisor:
         self._selector.register(wake, selectors.EVENT_READ)
         self._watch_owner(specification["owner"])
         try:
-            if scratch:
-                _write_files(Path(scratch), specification["files"])
+            _write_files(Path(scratch), specification["files"])
             if specification["network"]:
                 self._make_switch(specification["network"])
             for process in specification["processes"]:
@@ -110,12 +109,11 @@ class Supervisor:
         else:
             ended = self._watch(time.monotonic() + specification["timeout_seconds"])
         self._end_everything()
-        if specification.get("is_read"):
+        if specification["is_read"]:
             self._tell({"event": "read", "folder": scratch})
             while not self._told_to_stop:
                 self._pump(60)
-        if scratch:
-            shutil.rmtree(scratch, ignore_errors=True)
+        shutil.rmtree(scratch, ignore_errors=True)
         self._tell({"event": "ended", **ended})
         return None
 
