@@ -111,15 +111,3 @@ def descend(communicator: Any, servers: int, steps: int, target: Any, rate: floa
     arrangement = parameter_server.Arrangement(servers, communicator.size - servers, steps)
     parameter_server.train(communicator, arrangement, parameters, lambda now, step: now - target, update)
     return parameters
-
-
-# What a notebook's cell runs to launch the job of a folder from Python; it prints a line once every worker has started.
-LAUNCH_IN_A_CELL = """
-from workshop_utils.jobs import TrainingJob
-from workshop_utils.launchers.local import Local
-run = Local().launch(TrainingJob.load({folder!r}))
-lines, started = run.logs(follow=True), set()
-while started != set(run.workers):
-    started.add(next(lines).worker)
-print("all started", flush=True)
-"""

@@ -14,9 +14,8 @@ from pathlib import Path
 
 import psutil
 import pytest
-from adapter import LAUNCH_IN_A_CELL, ROOT
+from adapter import ROOT
 from conftest import eventually, marked_processes, network_namespaces, shared_memory
-from jupyter_client.manager import KernelManager
 
 pytestmark = [
     pytest.mark.processes,
@@ -194,26 +193,3 @@ def test_what_started_the_ranks_takes_them_along_when_it_is_killed(alone, tmp_pa
     assert none_lives(), marked_processes()
     for path in nothing_is_left.iterdir():  # nobody is left who could remove the run's folder
         shutil.rmtree(path)
-
-
-def test_a_killed_notebook_kernel_leaves_nothing(tmp_path):
-    folder = sleeping_job(tmp_path)
-    manager = KernelManager(kernel_name="python3")
-    manager.start_kernel(stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
-    client = manager.client()
-    try:
-        client.start_channels()
-        client.wait_for_ready(timeout=START_SECONDS)
-        said = []
-        client.execute_interactive(
-            LAUNCH_IN_A_CELL.format(folder=str(folder)),
-            timeout=START_SECONDS,
-            output_hook=lambda message: said.append(str(message["content"])),
-        )
-        assert "all started" in "".join(said), said
-        assert len(marked_processes()) >= 3, "the kernel and both workers"
-        os.kill(manager.provisioner.pid, signal.SIGKILL)
-        assert none_lives(), marked_processes()
-    finally:
-        client.stop_channels()
-        manager.shutdown_kernel(now=True)

@@ -110,20 +110,13 @@ def planned(monkeypatch):
     return counted
 
 
-def test_a_launch_starts_what_it_has_rendered_and_plans_and_reserves_once(tmp_path, planned):
+def test_a_launch_and_a_call_on_ranks_plan_and_reserve_once_and_prepare_what_data_they_name(
+    tmp_path, planned
+):
+    assert on_ranks(2, lambda communicator: communicator.rank).values == [0, 1]
+    assert planned == {"connect": 1, "__init__": 1}
     (tmp_path / "train.py").write_text(SCRIPT)
     job = TrainingJob(name="traced", folder=tmp_path, strategy="ring", workers=2, data="digits")
     with Local().launch(job) as run:
         run.wait(60)
-    assert planned == {"connect": 1, "__init__": 1, "prepare": 1}
-
-
-def test_a_job_without_data_prepares_none(tmp_path, planned):
-    (tmp_path / "train.py").write_text(SCRIPT)
-    Local().render(TrainingJob(name="traced", folder=tmp_path, strategy="ring", workers=2))
-    assert planned == {"connect": 1, "__init__": 1}
-
-
-def test_a_call_on_ranks_plans_and_reserves_once_and_prepares_no_data(planned):
-    assert on_ranks(2, lambda communicator: communicator.rank).values == [0, 1]
-    assert planned == {"connect": 1, "__init__": 1}
+    assert planned == {"connect": 2, "__init__": 2, "prepare": 1}
