@@ -38,9 +38,10 @@ run: setup ## execute all lessons into build/, with a report (WORKERS=4 SIZE=sma
 lab: packages ## open JupyterLab on your own copy of the lessons, my_lessons/; Horovod compiles meanwhile
 	@$(BIN)/workshop lab my_lessons
 
+# The two run side by side, since both wait more than they compute; each is printed whole when it ends.
 test: setup ## all checks: those of `check`, tests of processes and frameworks, notebooks
 	@$(MAKE) check
-	@code=0; $(MAKE) processes || code=1; $(MAKE) notebooks || code=1; exit $$code
+	@$(MAKE) -j 2 -k --output-sync=target processes notebooks
 
 check: setup ## what needs no framework and starts no process: lint, types, light tests; at most two minutes
 	@$(MAKE) lint
@@ -71,7 +72,7 @@ EDITION ?= source
 LESSONS := $(if $(filter learner,$(EDITION)),build/editions/learner/notebooks,notebooks)
 notebooks: setup ## run the notebooks, compare the marked cells, take each solution (EDITION=learner: the learner's edition)
 	$(if $(filter learner,$(EDITION)),@$(BIN)/workshop release)
-	$(call step,notebooks ($(EDITION)),PYTHONPATH=tests $(BIN)/pytest -p verdicts --nbval-lax $(addsuffix .ipynb,$(addprefix $(LESSONS)/,14* 05* 0[67]* 1* *)) -n 3 --dist loadfile --no-loadscope-reorder --nbval-cell-timeout 300 --timeout 600)
+	$(call step,notebooks ($(EDITION)),PYTHONPATH=tests $(BIN)/pytest -p verdicts --nbval-lax $(addsuffix .ipynb,$(addprefix $(LESSONS)/,14* 05* 0[67]* 1* *)) -n 3 --dist loadfile --no-loadscope-reorder --nbval-cell-timeout 600 --timeout 900)
 
 fuzz: setup ## any job.yaml: ten minutes, or FUZZ_MINUTES
 	$(call step,fuzz,$(BIN)/pytest tests/fuzz.py -q --timeout 7200)
