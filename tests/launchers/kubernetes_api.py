@@ -177,12 +177,10 @@ class ApiServer:
         managers = self.managers or query["fieldManager"]
         described["metadata"] |= {
             "managedFields": [{"manager": each} for each in managers],
-            "uid": "none-yet",
+            "uid": f"uid-{len(self.requests)}",
+            "creationTimestamp": self.created_at,
         }
-        described["metadata"]["creationTimestamp"] = self.created_at
-        if "dryRun" not in query:
-            described["metadata"]["uid"] = f"uid-{len(self.requests)}"
-            self.objects[path] = described
+        self.objects[path] = described
         return 201, described
 
     def send(self, request: Any, status: int, content: Any) -> None:

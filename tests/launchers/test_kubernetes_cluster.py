@@ -493,7 +493,7 @@ def test_a_closed_terminal_or_a_kill_ends_the_job_as_an_interrupt_does(server, j
     assert server.made() == []
 
 
-# The runtime of a TrainJob, and a dry run on the server
+# The runtime of a TrainJob
 
 
 NO_RUNTIME = "spec.runtimeRef: specified trainingRuntime must be created before the TrainJob is created"
@@ -506,31 +506,6 @@ def test_a_runtime_goes_with_its_trainjob_which_is_sent_again_while_the_trainer_
         (owner,) = by_kind["TrainingRuntime"]["ownerReferences"]
         assert (owner["kind"], owner["uid"]) == ("TrainJob", by_kind["TrainJob"]["uid"])
     assert server.made() == []
-    server.script["POST", "trainjobs"] = [refused(403, NO_RUNTIME)] * (1 + TRIES)
-    answered = str(WITH_RUNTIME.dry_run(job))
-    assert "# TrainingRuntime ddp: would be made" in answered
-    assert "# TrainJob ddp: fits its schema; a dry run makes no runtime, which the trainer's own" in answered
+    server.script["POST", "trainjobs"] = [refused(403, NO_RUNTIME)] * TRIES
     assert "must be created before the TrainJob" in refusal(WITH_RUNTIME.launch, job)
     assert server.made() == []
-
-
-def test_a_dry_run_asks_for_every_object_makes_none_and_passes_on_all_that_the_server_complains_of(
-    server, job
-):
-    answered = PLACE.dry_run(job)
-    assert server.made() == []
-    asked = [(query["dryRun"], query["fieldValidation"]) for query in queries(server, "/")]
-    assert asked == [(["All"], ["Strict"])] * 3
-    assert answered.comment.splitlines() == [
-        f"# {each}: would be made" for each in ("PyTorchJob ddp", "ConfigMap ddp", "ConfigMap ddp-data")
-    ]
-    assert answered.resource["metadata"]["uid"] == "none-yet"  # it is the server's answer, not ours
-    assert answered.resource["spec"] == PLACE.render(job).resource["spec"]
-    assert "managedFields" not in str(answered)
-    server.script["POST", "pytorchjobs"] = [refused(422, "spec.a: Required value")]
-    server.script["POST", "configmaps"] = [refused(400, 'strict decoding error: unknown field "datta"')]
-    assert refusal(PLACE.dry_run, job).splitlines() == [
-        "trying PyTorchJob ddp: the cluster answered 422. Kubernetes says: spec.a: Required value",
-        "trying ConfigMap ddp: the cluster answered 400. Kubernetes says: strict decoding error: unknown field "
-        '"datta"',
-    ]

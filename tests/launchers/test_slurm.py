@@ -223,12 +223,7 @@ def test_a_requeued_job_goes_on_from_its_checkpoint(make_job, target, cluster, t
 
 
 @needs_slurm
-def test_a_dry_run_asks_the_cluster_and_it_and_a_job_that_is_refused_leave_nothing(make_job, target, cluster):
-    job = make_job("", strategy="torch_ddp", workers=2)
-    assert "to start at" in target.dry_run(job)
-    with pytest.raises(JobError, match=r"the job cannot be submitted: .*Node count"):
-        target.dry_run(job.replace(workers=3))
-    assert not target.folder.exists()
+def test_a_job_that_is_refused_leaves_nothing(make_job, target, cluster):
     with pytest.raises(JobError, match=r"the job cannot be submitted: .*invalid partition"):
         target.model_copy(update={"options": ("--partition=gpu",)}).launch(make_job(""))
     assert not list(target.folder.iterdir())

@@ -7,7 +7,7 @@ import signal
 import sys
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated
 
 import typer
 
@@ -38,7 +38,6 @@ DEVICE = (
 )
 NETWORK = "A slow link for each process: 100Mbit, or bandwidth=100Mbit,worker-1=10Mbit."
 INSTANCES = "Which EC2 instances to look at, with commas between; a YAML file adds or replaces some."
-DRY_RUN = "client: as --render. server: the cluster checks the request; start nothing."
 
 
 @app.command()
@@ -63,11 +62,10 @@ def launch(
     checkpoints: Annotated[str | None, typer.Option(help=f"For checkpoints: {STORAGE}")] = None,
     restarts: Annotated[int, typer.Option(help="How often to restart it when it fails.")] = 0,
     render: Annotated[bool, typer.Option("--render", help="Show what would be sent; start nothing.")] = False,
-    dry_run: Annotated[Literal["client", "server"] | None, typer.Option(help=DRY_RUN)] = None,
 ) -> None:
     """Launch a job and show its progress, one line a worker."""
     from workshop_utils.jobs import JobError, TrainingJob
-    from workshop_utils.launchers.targets import ServerSideCheck, launcher_for
+    from workshop_utils.launchers.targets import launcher_for
     from workshop_utils.network import Network
 
     fields = ("workers", "nodes", "processes_per_node", "data", "timeout", "outputs", "checkpoints")
@@ -78,20 +76,13 @@ def launch(
     launcher = launcher_for(
         on, config, Network.parse(network) if network is not None else None, emulated_device
     )
-    if dry_run == "server":
-        if not isinstance(launcher, ServerSideCheck):
-            raise JobError(
-                f"--dry-run is 'server'; {on} has no server to ask: use --dry-run=client, or --on kubernetes or slurm"
-            )
-        typer.echo(launcher.dry_run(described))
-        return
     if restarts:
         if on != "local":
             raise JobError(f"--restarts is for local runs; {on} has its own way of restarting jobs")
         from workshop_utils.launchers.restarting import Restarting
 
         launcher = Restarting(launcher, restarts)
-    if render or dry_run:
+    if render:
         typer.echo(launcher.render(described))
         return
     run = None

@@ -93,19 +93,11 @@ class Slurm(TargetSettings):
         """
         return self._request(job, self.folder.absolute() / f"{job.name}-...")
 
-    def dry_run(self, job: TrainingJob) -> str:
-        """When and where the job would start, as `sbatch --test-only` says it. Submits nothing.
-
-        Raises:
-            JobError: as `render` does, or with Slurm's reason if the job could never start.
-        """
-        return _ask("sbatch", "--test-only", text=self.render(job).script, refusal=UNSUBMITTED)
-
     def launch(self, job: TrainingJob) -> RemoteRun:
         """Submit the job.
 
         Raises:
-            JobError: as `dry_run` does; the run's folder is removed again then.
+            JobError: as `render` does, or with Slurm's reason if it refuses the job; the run's folder is removed then.
         """
         folder = self.folder.absolute() / f"{job.name}-{secrets.token_hex(4)}"
         request = self._request(job, folder)

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import importlib
 from pathlib import Path
-from typing import Any, Protocol, runtime_checkable
+from typing import Any, Protocol
 
 from workshop_utils.jobs import JobError, TrainingJob
 from workshop_utils.network import Network
@@ -35,14 +35,6 @@ class Launcher(Protocol):
 
     def launch(self, job: TrainingJob) -> Run:
         """Start the job."""
-
-
-@runtime_checkable
-class ServerSideCheck(Launcher, Protocol):
-    """A target whose server can say what it would make of a job, without making it."""
-
-    def dry_run(self, job: TrainingJob) -> Any:
-        """The server's answer to what `launch` would send, which prints as such."""
 
 
 def launcher_for(

@@ -4,7 +4,6 @@
 
     target = Kubernetes(namespace="team-a", registry="123456789012.dkr.ecr.us-west-2.amazonaws.com")
     print(target.render(job))                 # YAML for kubectl; sends nothing, needs no cluster
-    print(target.dry_run(job))                # what a cluster would make of it, or what it refuses, by field
     with EmulatedKubernetes().launch(job) as run:    # the same pods as processes of this machine
         run.wait()
     with target.launch(job) as run:           # on the cluster; what was made is deleted on leaving

@@ -30,10 +30,9 @@ POD_LABELS = {
 OPERATORS_LABEL = "training.kubeflow.org/job-name"
 # What operators make between a job and its pods, by what they add to the job's name: a TrainJob's Job, an MPIJob's.
 MADE_BY_OPERATORS = ("-node-0", "-launcher")
-# What the trainer answers while it does not know the runtime yet: at once after it was made, and at a dry run, always.
+# What the trainer answers while it does not know the runtime yet, at once after it was made.
 # Source: trainer v2.3.0, pkg/runtime/core/trainingruntime.go, `ValidateObjects`.
 RUNTIME_UNKNOWN = "must be created before the TrainJob"
-REFUSALS = {400, 403, 404, 409, 422}  # of one object; others might be made all the same
 TRIES = 5
 FIRST_PAUSE_SECONDS = 0.5  # doubled at each further try
 LONGEST_PAUSE_SECONDS = 30
@@ -200,35 +199,6 @@ class JobObjects:
         managers = (each.get("manager") for each in there["metadata"].get("managedFields", ()))
         return str(there["metadata"]["uid"]) if self._manager in managers else ""
 
-    def dry_run(self) -> Manifest:
-        """Have the cluster check everything, operators included, and make nothing.
-
-        Returns:
-            The manifest with the defaults that the cluster filled in; its comment says what would be made, and what
-            could not be checked. The ConfigMaps are not in it: their files are in the job's folder.
-
-        Raises:
-            KubernetesError: with all that is wrong with the objects, by field.
-        """
-        answers, refusals, comment = [], [], ""
-        for described in (*self._before, self.resource, *self._config_maps):
-            answer, verdict = dict(described), "would be made"
-            try:
-                answer |= self._create(described, dryRun="All")
-                answer["metadata"].pop("managedFields", None)  # who set which field; longer than the object
-            except KubernetesError as error:
-                if error.status not in REFUSALS:
-                    raise
-                verdict = "fits its schema; a dry run makes no runtime, which the trainer's own check needs"
-                if RUNTIME_UNKNOWN not in str(error) or not self._before:
-                    refusals.append(error)
-            answers.append(answer)
-            comment += f"# {_name(described)}: {verdict}\n"
-        if refusals:
-            raise KubernetesError("\n".join(map(str, refusals)), refusals[0].status)
-        *before, resource = answers[: len(self._before) + 1]
-        return Manifest(resource, tuple(before), comment)
-
     def delete(self) -> None:
         """Delete everything, once; returns when it and the job's pods are gone. What is gone already does no harm.
 
@@ -299,19 +269,18 @@ class JobObjects:
         path = f"/api/v1/namespaces/{self.namespace}/pods/{pod}/log"
         return self._send("GET", path, f"reading the log of {pod}", query, log=True).decode(errors="replace")
 
-    def _create(self, described: Described, tries: int = TRIES, **query: str) -> Any:
+    def _create(self, described: Described, tries: int = TRIES) -> Any:
         """Make one object; where the trainer has not seen the runtime yet, try again."""
         try:
-            own = {"fieldValidation": "Strict", "fieldManager": self._manager, **query}
-            return self._ask("POST", described, body=described, **own)
+            query = {"fieldValidation": "Strict", "fieldManager": self._manager}
+            return self._ask("POST", described, body=described, **query)
         except KubernetesError as error:
             if error.status == 409 and self._uid_of_ours(described):
                 return self._ask("GET", described)  # what was answered with an error had been done
-            # A dry run makes no runtime that the trainer could see.
-            if tries == 1 or RUNTIME_UNKNOWN not in str(error) or "dryRun" in query:
+            if tries == 1 or RUNTIME_UNKNOWN not in str(error):
                 raise
         time.sleep(FIRST_PAUSE_SECONDS * 2 ** (TRIES - tries))
-        return self._create(described, tries - 1, **query)
+        return self._create(described, tries - 1)
 
     def _delete(self, described: Described, uid: str) -> None:
         options = {"propagationPolicy": "Background", "preconditions": {"uid": uid}}
@@ -329,8 +298,7 @@ class JobObjects:
         version, plural = described["apiVersion"], f"{described['kind'].lower()}s"
         path = f"/{'apis' if '/' in version else 'api'}/{version}/namespaces/{self.namespace}/{plural}"
         path += "" if method == "POST" else f"/{described['metadata']['name']}"
-        verb = "trying" if "dryRun" in query else VERBS[method]
-        return json.loads(self._send(method, path, f"{verb} {_name(described)}", query, body))
+        return json.loads(self._send(method, path, f"{VERBS[method]} {_name(described)}", query, body))
 
     def _send(
         self, method: str, path: str, asked: str, query: dict[str, str], body: Any = None, log: bool = False

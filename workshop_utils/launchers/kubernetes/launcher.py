@@ -41,17 +41,6 @@ class Kubernetes(KubernetesSettings):
         """
         return build(job, self)
 
-    def dry_run(self, job: TrainingJob) -> Manifest:
-        """Have the cluster of KUBECONFIG check what `launch` would send, as kubectl's --dry-run=server does.
-
-        The cluster, and the operators on it, say what they would make of each object; nothing is made.
-
-        Raises:
-            JobError: as `launch` does; nothing has been sent then.
-            KubernetesError: with all that is wrong with the objects, by field.
-        """
-        return self._objects(self.render(job), job).dry_run()
-
     def launch(self, job: TrainingJob) -> KubernetesRun:
         """Make the job's objects on the cluster of KUBECONFIG.
 
@@ -61,17 +50,14 @@ class Kubernetes(KubernetesSettings):
             KubernetesError: where the cluster refuses; what was made before is deleted again.
         """
         manifest = self.render(job)
-        objects = self._objects(manifest, job)
+        require_registry(self.image_for(job))
+        carried = config_maps(job, with_data=self.data_claim is None)
+        objects = JobObjects(connect(self.context), manifest, carried)
         pods, queue = pods_of(manifest), self.gang and (self.queue or "default")
         warning = UNSAVED if self.with_defaults(job).outputs is None else ""
         return objects.launch(
             lambda: KubernetesRun(KubernetesJob(objects, pods, job.timeout_seconds, queue), pods, warning)
         )
-
-    def _objects(self, manifest: Manifest, job: TrainingJob) -> JobObjects:
-        require_registry(self.image_for(job))
-        carried = config_maps(job, with_data=self.data_claim is None)
-        return JobObjects(connect(self.context), manifest, carried)
 
 
 def outcome(job: Mapping[str, Any]) -> tuple[RunState, str]:
