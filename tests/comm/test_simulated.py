@@ -7,7 +7,6 @@ from workshop_utils.comm.central import central_all_reduce
 from workshop_utils.comm.communicator import Event, Mismatch
 from workshop_utils.comm.halving_doubling import halving_doubling_all_reduce
 from workshop_utils.comm.hierarchical import hierarchical_all_reduce
-from workshop_utils.comm.recurrence import ring_finish_seconds
 from workshop_utils.comm.ring import ring_all_reduce
 from workshop_utils.comm.simulated import Deadlock, Link, Shape, Topology, simulate
 from workshop_utils.comm.tree import tree_all_reduce
@@ -153,15 +152,3 @@ def test_what_a_rank_raises_comes_out_with_its_number_and_the_others_are_let_go(
         simulate(4, program)
     assert raised.value.__notes__ == ["raised on simulated rank 2 of 4"]
     assert sorted(let_go) == [0, 1, 2, 3]
-
-
-# Against what else is known.
-
-
-@pytest.mark.parametrize(("size", "elements"), [(64, 6400), (64, 6403), (64, 10), (1, 10)])
-def test_the_ring_s_recurrence_is_the_simulated_clock(size, elements):
-    link = Link(1e-4, 1e8)
-    simulation = simulate(size, lambda communicator: ring_all_reduce(communicator, Shape(elements)), link)
-    np.testing.assert_allclose(
-        ring_finish_seconds(size, 4 * elements, link), simulation.finish_seconds, rtol=1e-12
-    )

@@ -14,7 +14,6 @@ differ, the slower link decides.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Self
 
@@ -67,21 +66,17 @@ class Link:
 
 
 class Queue:
-    """One direction of a link; `free` is when it will have carried everything so far.
+    """One direction of a link; `free` is when it will have carried everything so far."""
 
-    With `count`, that many equal links at once: times and sizes are then arrays of that length.
-    """
+    __slots__ = ("_seconds_per_byte", "free")
 
-    __slots__ = ("_later", "_seconds_per_byte", "free")
-
-    def __init__(self, bandwidth_bytes_per_second: float, count: int | None = None) -> None:
-        self.free: Any = 0.0 if count is None else np.zeros(count)
-        self._later: Callable[..., Any] = max if count is None else np.maximum
+    def __init__(self, bandwidth_bytes_per_second: float) -> None:
+        self.free = 0.0
         self._seconds_per_byte = 1 / bandwidth_bytes_per_second
 
-    def carry(self, ready: Any, nbytes: Any) -> Any:
+    def carry(self, ready: float, nbytes: int) -> float:
         """Carry a message whose first byte is there at `ready`; returns when its last byte is through."""
-        self.free = self._later(ready, self.free) + nbytes * self._seconds_per_byte
+        self.free = max(ready, self.free) + nbytes * self._seconds_per_byte
         return self.free
 
 

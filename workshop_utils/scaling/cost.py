@@ -7,8 +7,7 @@
 A message of n bytes takes α + n/B (Hockney 1994); adding arrays takes no time. All functions take numbers or NumPy
 arrays, which are broadcast, so that a hundred thousand layouts are one call; seconds and bytes throughout, a bandwidth
 is in bytes per second and one way. Formulas that `comm` keeps beside its algorithms are taken from there. What queues
-and shared links do to each other has no closed form: `comm.simulated` and `comm.recurrence` run the algorithms in
-virtual time instead.
+and shared links do to each other has no closed form: `comm.simulated` runs the algorithms in virtual time instead.
 """
 
 from __future__ import annotations
