@@ -1,8 +1,6 @@
 """Sweeps: what is run, what is kept, and what makes a measurement another one."""
 
 import platform
-import re
-from itertools import product
 from pathlib import Path
 
 import pandas as pd
@@ -11,10 +9,9 @@ from conftest import save
 from typer.testing import CliRunner
 
 from workshop_utils import cli
-from workshop_utils.jobs import JobError, TrainingJob
+from workshop_utils.jobs import JobError
 from workshop_utils.scaling import experiment
-from workshop_utils.scaling.experiment import Setting, Store, grid, measure_all, missing, summary
-from workshop_utils.scaling.scale_model import JOB
+from workshop_utils.scaling.experiment import Setting, Store, measure_all, summary
 
 pytestmark = pytest.mark.processes
 
@@ -39,21 +36,8 @@ def job(make_job):
     return make_job(SCRIPT, arguments={"batch-size": 8})
 
 
-STEP_JOB = TrainingJob.load(JOB)
-
-
-def test_a_grid_has_every_combination_once_a_repeat_and_goes_round():
-    settings = grid(STEP_JOB, ["ring", "torch_ddp"], [1, 2], repeats=2, batch_size=[8, 16])
-    seen = [(s.job.strategy, s.job.workers, s.job.arguments["batch-size"], s.repeat) for s in settings]
-    assert seen == [
-        (*each, turn) for turn in (0, 1) for each in product(["ring", "torch_ddp"], [1, 2], [8, 16])
-    ]
-    with pytest.raises(JobError, match="there is no worker-7 in this job"):
-        grid(STEP_JOB, workers=[2], networks=["100Mbit,worker-7=10Mbit"])
-
-
 def test_a_run_s_row_leaves_out_the_first_step(job, tmp_path, nothing_is_left):
-    table = measure_all(grid(job, workers=[1], repeats=1), Store(tmp_path / "store"))
+    table = measure_all([Setting(job)], Store(tmp_path / "store"))
     (row,) = table.to_dict("records")
     assert (row["state"], row["batch_size"], row["network"]) == ("succeeded", 8, "full speed")
     assert row["step_seconds"] == pytest.approx(0.3)
@@ -62,33 +46,32 @@ def test_a_run_s_row_leaves_out_the_first_step(job, tmp_path, nothing_is_left):
 
 
 def test_an_interrupted_sweep_goes_on_where_it_was(job, tmp_path, monkeypatch):
-    store, settings = Store(tmp_path / "store"), grid(job, workers=[1], repeats=3)
+    store, settings = Store(tmp_path / "store"), [Setting(job, repeat=repeat) for repeat in range(3)]
     launched = []
 
     class Interrupted(experiment.Local):
         def launch(self, described):
-            if len(launched) == 1:
-                raise KeyboardInterrupt
             launched.append(described)
+            if len(launched) == 2:
+                raise KeyboardInterrupt
             return super().launch(described)
 
-    with monkeypatch.context() as patch:
-        patch.setattr(experiment, "Local", Interrupted)
-        with pytest.raises(KeyboardInterrupt):
-            measure_all(settings, store)
-    assert missing(settings, store) == settings[1:]
+    monkeypatch.setattr(experiment, "Local", Interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        measure_all(settings, store)
     table = measure_all(settings, store)
-    assert list(table["cached"]) == [True, False, False]
-    assert missing(settings, store) == []
-    assert list(measure_all(settings[:1], store, fresh=True)["cached"]) == [False]
+    assert len(launched) == 4  # the first one is kept, the second begun again
+    assert measure_all(settings, store).equals(table)
+    assert len(launched) == 4
 
 
 def test_a_run_that_fails_is_a_row_and_is_tried_again(job, tmp_path):
-    store, settings = Store(tmp_path / "store"), grid(job, workers=[1], repeats=1, width=[13, 1])
+    store = Store(tmp_path / "store")
+    settings = [Setting(job.replace(arguments={"width": width})) for width in (13, 1)]
     table = measure_all(settings, store)
     assert list(table["state"]) == ["failed", "succeeded"]
     assert "thirteen will not do" in table["reason"][0]
-    assert missing(settings, store) == settings[:1]
+    assert [store.get(setting.key()) is None for setting in settings] == [True, False]
 
 
 def test_the_key_changes_with_all_that_a_result_depends_on_and_with_nothing_else(job, monkeypatch):
@@ -110,26 +93,21 @@ def test_the_key_changes_with_all_that_a_result_depends_on_and_with_nothing_else
     assert platform.node() not in experiment.machine()  # a container made again has another
 
 
-def run(strategy, workers, speed, **more):
-    row = {"strategy": strategy, "workers": workers, "network": "100Mbit", "state": "succeeded", "reason": ""}
-    return row | {"samples_per_second": speed, "repeat": 0} | more
+def run(workers, speed, **more):
+    return {"workers": workers, "state": "succeeded", "samples_per_second": speed} | more
 
 
-def test_efficiency_is_by_medians_over_the_fastest_strategy_with_the_fewest_workers_and_the_same_sizes():
-    runs = [run("ring", 4, speed, width=8) for speed in (3.1, 3.2, 9.0)]
-    others = run("ring", 1, 1.0, width=8), run("servers", 1, 0.5, width=8), run("ring", 4, 1.0, width=16)
-    rows = summary(pd.DataFrame([*runs, *others]))
-    assert rows["samples_per_second"].tolist() == [3.2, 1.0, 0.5, 1.0]
-    assert rows["efficiency"].tolist() == pytest.approx([0.8, 1.0, 0.5, 1.0])
-    steps = pd.DataFrame([run("ring", workers, 0.0, step_seconds=workers / 2) for workers in (1, 2)])
+def test_efficiency_is_by_medians_over_the_speed_with_the_fewest_workers():
+    rows = summary(pd.DataFrame([*(run(4, speed) for speed in (3.1, 3.2, 9.0)), run(1, 1.0)]))
+    assert rows["samples_per_second"].tolist() == [1.0, 3.2]
+    assert rows["efficiency"].tolist() == pytest.approx([1.0, 0.8])
+    steps = pd.DataFrame([run(workers, 0.0, step_seconds=workers / 2) for workers in (1, 2)])
     assert summary(steps)["efficiency"].tolist() == [1, 0.5]
 
 
-def test_failed_runs_are_left_out_and_named_and_a_table_of_nothing_else_is_refused():
-    failed = run("ring", 2, float("nan"), state="failed", reason="worker-1 was killed")
-    table = pd.DataFrame([run("ring", 1, 1.0), failed])
+def test_failed_runs_are_left_out_and_a_table_of_nothing_else_is_refused():
+    table = pd.DataFrame([run(1, 1.0), run(2, float("nan"), state="failed")])
     assert summary(table)["workers"].tolist() == [1]
-    assert experiment.failures(table) == ["ring with 2: worker-1 was killed"]
     with pytest.raises(JobError, match="no run has succeeded and said how fast it was"):
         summary(table[1:])
 
@@ -164,23 +142,20 @@ def test_an_interrupt_while_writing_leaves_what_was_there_and_nothing_else(store
 # From the command line
 
 
-def command(*words):
-    result = CliRunner().invoke(cli.app, words, catch_exceptions=False)
-    assert result.exit_code == 0
-    return result.output
-
-
-def test_measure_writes_a_table_and_says_what_was_measured_before(make_job, monkeypatch, tmp_path):
+def test_measure_says_how_a_job_scales_and_what_failed(make_job, monkeypatch, tmp_path):
     monkeypatch.setenv("WORKSHOP_CACHE", str(tmp_path / "cache"))
-    job, output = make_job(SCRIPT), tmp_path / "t.parquet"
+    job = make_job(SCRIPT, strategy="torch_ddp")
     save(job)
-    words = f"scaling measure {job.folder} --workers 1 -a width=1,2 --repeats 2 --output {output}".split()
-    planned = command(*words, "--dry-run")
-    assert planned.startswith("4 runs, 0 of them measured before")
-    assert len(re.findall(r"strategy=single .* width=", planned)) == 4
-    assert not output.exists()
-    command(*words)
-    measured = pd.read_parquet(output)
-    assert sorted(measured["width"]) == [1, 1, 2, 2]
-    assert measured.groupby("width")["loss"].first().tolist() == [0.25, 0.5]
-    assert command(*words).startswith("4 runs, 4 of them measured before")
+
+    def measure(width):
+        words = ["scaling", "measure", str(job.folder), "--workers", "1,2", "-a", f"width={width}"]
+        return CliRunner().invoke(cli.app, [*words, "--repeats", "1"])
+
+    result = measure(2)
+    assert result.exit_code == 0, result.output
+    *_, head, one, two = (line.split() for line in result.stdout.splitlines())
+    assert (head[0], head[-1], one[0], two[0], two[-1]) == ("workers", "efficiency", "1", "2", "1.0")
+    result = measure(13)
+    assert result.exit_code == 1
+    assert "2 workers: " in result.stdout
+    assert "thirteen will not do" in result.stdout

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 
-from workshop_utils.cli.arguments import Job, listed, named_values
+from workshop_utils.cli.arguments import PAIRS, Job, listed, named_values
 
 # Heavy modules are imported by the commands that need them, as in `cli`.
 
@@ -18,57 +17,37 @@ app = typer.Typer(
     rich_markup_mode=None,
 )
 
-# Not arguments of the script.
-GRID_OPTIONS = ("job", "strategies", "workers", "network", "repeats")
-TABLE = Path("build/scaling.parquet")
-
 
 @app.command()
 def measure(
     job: Job,
-    strategies: Annotated[str, typer.Option(help="With commas between; the job's own by default.")] = "",
     workers: Annotated[str, typer.Option(help="How many, with commas between.")] = "1,2,4",
-    network: Annotated[list[str] | None, typer.Option(help="Such as 100Mbit; may be repeated.")] = None,
+    network: Annotated[str | None, typer.Option(help="Such as 100Mbit.")] = None,
     argument: Annotated[
-        list[str] | None, typer.Option("--argument", "-a", help="NAME=VALUE,VALUE; may be repeated.")
+        list[str] | None, typer.Option("--argument", "-a", help=PAIRS.format("the script"))
     ] = None,
     repeats: Annotated[int, typer.Option(min=1, help="How often each is measured, in turns.")] = 3,
-    fresh: Annotated[bool, typer.Option("--fresh", help="Measure again what was measured before.")] = False,
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Say what would be run; start nothing.")] = False,
-    output: Annotated[Path, typer.Option(help="The table, as Parquet.")] = TABLE,
 ) -> None:
-    """Launch every combination as a job and keep what it measured; what was measured before is not run again.
+    """Launch a job with several numbers of workers, and show how it scales.
 
-    Interrupt it whenever you like: what has been measured stays, and the next call goes on from there.
+    What was measured before is not run again, so interrupt it whenever you like: the next call goes on from there.
     """
     from workshop_utils.jobs import TrainingJob
+    from workshop_utils.network import Network
     from workshop_utils.scaling import experiment
 
-    settings = experiment.grid(
-        TrainingJob.load(job),
-        listed(strategies),
-        _counts(workers),
-        network or [None],
-        repeats,
-        **_swept(argument),
-    )
-    store = experiment.Store.default()
-    todo = settings if fresh else experiment.missing(settings, store)
-    typer.echo(f"{len(settings)} runs, {len(settings) - len(todo)} of them measured before")
-    if dry_run:
-        for setting in todo:
-            typer.echo("  " + "  ".join(f"{name}={value}" for name, value in setting.described().items()))
-        return
-    table = experiment.measure_all(settings, store, fresh)
-    output.parent.mkdir(parents=True, exist_ok=True)
-    table.to_parquet(output, index=False)
-    typer.echo(f"the table is {output}")
-    failures = experiment.failures(table)
-    for sentence in failures:
-        typer.echo(f"failed: {sentence}")
-    if len(failures) < len(table):
+    described = TrainingJob.load(job).replace(arguments=named_values(argument, "epochs=5"))
+    links = Network.parse(network) if network is not None else None
+    jobs = [described.replace(workers=count) for count in _counts(workers)]
+    # In turns, so that what disturbs the machine for a while does not fall on one number alone.
+    settings = [experiment.Setting(each, links, repeat) for repeat in range(repeats) for each in jobs]
+    table = experiment.measure_all(settings, experiment.Store.default())
+    failed = table[table["state"] != "succeeded"]
+    for _, row in failed.iterrows():
+        typer.echo(f"failed: {row['workers']} workers: {row['reason']}")
+    if len(failed) < len(table):
         typer.echo(experiment.summary(table).round(4).to_string(index=False))
-    if failures:
+    if len(failed):
         raise typer.Exit(1)
 
 
@@ -122,22 +101,3 @@ def _counts(text: str) -> list[int]:
     if not words or not all(word.isdecimal() and int(word) > 0 for word in words):
         raise JobError(f"workers is {text!r}; it must be whole numbers with commas between, such as 1,2,4")
     return [int(word) for word in words]
-
-
-def _swept(pairs: list[str] | None) -> dict[str, list[Any]]:
-    """NAME=VALUE,VALUE as names with `_` and lists of values, read as YAML so that 4 is a number."""
-    import yaml
-
-    from workshop_utils.jobs import JobError
-
-    swept = {}
-    for name, text in named_values(pairs, "width=256,512").items():
-        if not all(text.split(",")):
-            raise JobError(f"--argument is '{name}={text}'; it must be NAME=VALUE, such as width=256,512")
-        if name in GRID_OPTIONS:
-            raise JobError(f"--argument is '{name}={text}'; {name} has an option of its own: --{name}")
-        try:
-            swept[name.replace("-", "_")] = [yaml.safe_load(value) for value in text.split(",")]
-        except yaml.YAMLError:
-            raise JobError(f"--argument is '{name}={text}'; it has no values that YAML can read") from None
-    return swept

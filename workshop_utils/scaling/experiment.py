@@ -1,7 +1,7 @@
-"""Measure one job under many settings: strategies × workers × arguments × networks, each several times.
+"""Measure one job with several numbers of workers, each several times.
 
     job = TrainingJob.load("jobs/mnist_torch_ddp")
-    settings = grid(job, workers=[1, 2, 4], networks=["100Mbit"], batch_size=[32, 64])
+    settings = [Setting(job.replace(workers=count), repeat=repeat) for repeat in range(3) for count in (1, 2, 4)]
     table = measure_all(settings, Store.default())     # a row a run; what was measured before is not measured again
     summary(table)                                     # medians, and the efficiency of weak scaling
 
@@ -16,7 +16,6 @@ import contextlib
 import functools
 import hashlib
 import importlib.metadata
-import itertools
 import json
 import platform
 import sys
@@ -44,12 +43,7 @@ BAR = "{desc} {n}/{total} |{bar:30}| {elapsed}<{remaining}"  # of progress
 FULL_SPEED = "full speed"  # where no network is emulated
 FRAMEWORKS = ("numpy", "torch", "tensorflow", "tensorflow-cpu", "horovod", "mpi4py")
 PACKAGE = Path(__file__).parents[1]
-# Columns that say how a run went, of which the first are shown.
-SHOWN = ("step_seconds", "samples_per_second", "first_step_seconds", "loss", "accuracy")
-OUTCOMES = {
-    *SHOWN, "repeat", "state", "reason", "run_seconds", "measured_at", "host_share", "remark", "key", "cached",
-}  # fmt: skip
-COMPARED = {"job", "strategy", "workers", "servers", "emulation"}  # between the rows of a table
+SHOWN = ("step_seconds", "samples_per_second", "first_step_seconds", "loss", "accuracy")  # in a summary
 
 
 def key_of(depends_on: Mapping[str, Any]) -> str:
@@ -128,13 +122,11 @@ class Setting:
 
     def described(self) -> dict[str, Any]:
         """The columns that say what was run; an argument is a column of its own, `batch-size` as `batch_size`."""
-        servers = self.job.parameter_servers if strategy_of(self.job).has_servers else 0
         return {
             "job": self.job.name,
             "strategy": self.job.strategy,
             "workers": self.job.workers,
-            "servers": servers,
-            "network": FULL_SPEED if self.network is None else short(self.network),
+            "network": FULL_SPEED if self.network is None else str(self.network),
             "emulation": self.emulation,
             **({} if self.device is None else {"device": str(self.device)}),
             **{name.replace("-", "_"): value for name, value in sorted(self.job.arguments.items())},
@@ -168,64 +160,28 @@ def machine() -> tuple[str, ...]:
     return tuple(parts)
 
 
-def grid(
-    job: TrainingJob,
-    strategies: Sequence[str] = (),
-    workers: Sequence[int] = (1, 2, 4),
-    networks: Sequence[str | Network | None] = (None,),
-    repeats: int = 3,
-    **arguments: Sequence[Any],
-) -> list[Setting]:
-    """All combinations, `repeats` times over; an argument's name is written with `_` for `-`.
-
-    The repeats go round: first everything once, then everything again, so that what disturbs the machine for a while
-    does not fall on one setting alone.
-
-    Raises:
-        JobError: for what cannot be run here; nothing has been started.
-    """
-    if repeats < 1:
-        raise JobError(f"repeats is {repeats}; it must be at least 1")
-    names = [name.replace("_", "-") for name in arguments]
-    links = [Network.parse(link) if isinstance(link, str) else link for link in networks]
-    settings = []
-    for repeat, network, name, count, *values in itertools.product(
-        range(repeats), links, strategies or (job.strategy,), workers, *arguments.values()
-    ):
-        chosen = job.replace(strategy=name, workers=count, arguments=dict(zip(names, values, strict=True)))
-        strategy = strategy_of(chosen)
-        if network is not None:
-            network.emulation(strategy)
-            network.check([spec.name for spec in strategy.plan(chosen)])
-        settings.append(Setting(chosen, network, repeat))
-    return settings
-
-
-def measure_all(
-    settings: Sequence[Setting], store: Store, fresh: bool = False, progress: bool = True
-) -> pd.DataFrame:
+def measure_all(settings: Sequence[Setting], store: Store, progress: bool = True) -> pd.DataFrame:
     """Run what `store` does not have yet; a table of all `settings`, in order, a row a run.
 
     A run that fails is a row whose `state` says so, and is tried again next time, like one on emulated devices with a
-    `remark` (`network.devices.host_remark`). With `fresh`, all is measured again.
+    `remark` (`network.devices.host_remark`).
 
     Returns:
         The columns of `Setting.described`; `state`, `reason`, `run_seconds` and `measured_at`; what `reported` finds;
         on emulated devices `host_share`, the part of this machine's cores that the workers kept busy, and `remark`;
-        `key`; and `cached`, true where the row was in the store.
+        and `key`.
     """
     tables = []
     with progress_bar(settings, "measuring", disable=not progress) as bar:
         for setting in bar:
             key = setting.key()
-            kept = None if fresh else store.get(key)
-            table = kept if kept is not None else pd.DataFrame([measure_once(setting)]).assign(key=key)
-            is_sound = (table["state"] == RunState.SUCCEEDED).all()
-            if "remark" in table:
-                is_sound &= not table["remark"].any()
-            if kept is None and is_sound:  # others may have failed by chance, or the machine was busy
-                table = store.put(key, table)
-            tables.append(table.assign(cached=kept is not None))
+            table = store.get(key)
+            if table is None:
+                row = measure_once(setting) | {"key": key}
+                table = pd.DataFrame([row])
+                if row["state"] == RunState.SUCCEEDED and not row.get("remark"):
+                    table = store.put(key, table)  # others may have failed by chance, or the machine was busy
+            tables.append(table)
     return pd.concat(tables, ignore_index=True)
 
 
@@ -235,17 +191,9 @@ def progress_bar(items: Sequence[Any], title: str, disable: bool = False) -> tqd
     return tqdm(items, title, bar_format=BAR, disable=disable, file=file)
 
 
-def missing(settings: Sequence[Setting], store: Store) -> list[Setting]:
-    """Those that `store` does not have: what `measure_all` would run."""
-    return [setting for setting in settings if store.get(setting.key()) is None]
-
-
-def measure_once(setting: Setting, warm: bool = True) -> dict[str, Any]:
-    """Run `setting` once on this machine; the row of `measure_all`, also of a run that failed.
-
-    A `warm` run forks its workers from a process that has the frameworks loaded.
-    """
-    launcher = Local(network=setting.network, warm=warm, emulated_device=setting.device)
+def measure_once(setting: Setting) -> dict[str, Any]:
+    """Run `setting` once on this machine; the row of `measure_all`, also of a run that failed."""
+    launcher = Local(network=setting.network, warm=True, emulated_device=setting.device)
     with launcher.launch(setting.job) as run:
         with contextlib.suppress(RunFailed):  # its reason becomes a row
             run.wait()
@@ -285,10 +233,9 @@ def reported(job: TrainingJob, run: Run) -> dict[str, Any]:
 
 
 def summary(table: pd.DataFrame) -> pd.DataFrame:
-    """A row a setting: medians over its repeats, without runs that failed, and the `efficiency` of weak scaling.
+    """A row a number of workers: medians over its repeats that succeeded, and the `efficiency` of weak scaling.
 
-    That is each worker's speed, in steps or samples, over that of the fastest strategy with the fewest workers: a
-    strategy that is slow with one worker must not look good with two.
+    That is each worker's speed, in steps or samples, over that with the fewest workers.
 
     Raises:
         JobError: if no run has succeeded and reported either.
@@ -300,25 +247,6 @@ def summary(table: pd.DataFrame) -> pd.DataFrame:
             "no run has succeeded and said how fast it was; the job's script must report step_seconds or "
             "samples_per_second through place.report"
         )
-    settings = [name for name in table.columns if name not in OUTCOMES]
-    outcomes = [name for name in SHOWN if name in table]
-    rows = fine.groupby(settings, dropna=False, sort=False)[outcomes].median().reset_index()
-    alike = [name for name in settings if name not in COMPARED]
+    rows = fine.groupby("workers", as_index=False)[[name for name in SHOWN if name in table]].median()
     each = 1 / rows[speed] if speed == "step_seconds" else rows[speed] / rows["workers"]
-    groups = [rows[name] for name in alike]
-    fewest = rows["workers"].groupby(groups, dropna=False).transform("min")
-    alone = each.where(rows["workers"] == fewest).groupby(groups, dropna=False).transform("max")
-    return rows.assign(efficiency=each / alone)
-
-
-def failures(table: pd.DataFrame) -> list[str]:
-    """A sentence for each run that failed."""
-    failed = table[table["state"] != "succeeded"]
-    return [f"{row['strategy']} with {row['workers']}: {row['reason']}" for _, row in failed.iterrows()]
-
-
-def short(network: Network) -> str:
-    """As `Network.parse` reads it, in one word where it can be."""
-    settings = network.model_dump(mode="json", exclude_defaults=True)
-    settings |= settings.pop("exceptions", {})
-    return settings.pop("bandwidth") + "".join(f",{name}={value}" for name, value in settings.items())
+    return rows.assign(efficiency=each / each[0])
