@@ -121,12 +121,12 @@ def test_a_build_that_fails_or_is_not_what_was_wanted_is_explained_and_neither_k
     assert machine.run("horovod_build.has_horovod()")[0] == "False\n"
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL])
 def test_an_interrupted_build_ends_its_compilers_and_another_that_waits_goes_on(
     number, machine, tmp_path, watch
 ):
     compiler = tmp_path / "compiler"
-    first = machine.start(TINY=str(compiler))
+    first = machine.start(TINY=str(compiler), TMPDIR=str(tmp_path))
     assert watch.eventually(lambda: compiler.exists() and compiler.read_text(), SECONDS)
     progress = machine.run("horovod_build.in_progress()")[0]
     assert re.fullmatch(r"Horovod is being compiled: 42 %, .* so far\n", progress)

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import contextlib
 import fcntl
-import os
 import re
 import signal
 import subprocess
@@ -19,6 +18,9 @@ from typing import TextIO
 
 REPORT_SECONDS = 15.0
 LAST_LINES = 12  # of a failed command, in the message
+# Runs a command; its standard input is a pipe, and once that closes, if only since its other end was killed, all of
+# its process group ends.
+UNTIL_PIPE_CLOSES = ("sh", "-c", 'exec 3<&0; (read _ <&3; kill -9 0) & "$@" </dev/null 3<&-', "sh")
 
 
 class SetupError(ValueError):
@@ -43,7 +45,7 @@ def duration(seconds: float) -> str:
 def run_logged(command: Sequence[str], log: Path, label: str, env: Mapping[str, str] | None = None) -> None:
     """Run a command to its end, append its output to `log`, and report progress from time to time.
 
-    If this call is interrupted, the command and everything it has started are killed.
+    If this call is interrupted, or its process is killed, so are the command and everything it has started.
 
     Raises:
         SetupError: if the command fails; the message has its last lines and the log's path.
@@ -52,19 +54,15 @@ def run_logged(command: Sequence[str], log: Path, label: str, env: Mapping[str, 
     with log.open("ab") as output:
         begin = output.tell()
         process = subprocess.Popen(
-            command, env=env, stdin=subprocess.DEVNULL, stdout=output, stderr=output, start_new_session=True
-        )
-    try:
+            [*UNTIL_PIPE_CLOSES, *command], env=env, start_new_session=True,
+            stdin=subprocess.PIPE, stdout=output, stderr=output,
+        )  # fmt: skip
+    with process:  # whose end closes the pipe
         while process.poll() is None:
             try:
                 process.wait(REPORT_SECONDS)
             except subprocess.TimeoutExpired:
                 announce(f"{label}: {percent(log)}{duration(time.monotonic() - start)}")
-    except BaseException:
-        with contextlib.suppress(ProcessLookupError):
-            os.killpg(process.pid, signal.SIGKILL)
-        process.wait()
-        raise
     if process.returncode != 0:
         lines = log.read_bytes()[begin:].decode(errors="replace").splitlines()
         errors = [line for line in lines[:-LAST_LINES] if re.search(r"\berror:|CMake Error", line)][:5]
