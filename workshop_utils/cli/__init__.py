@@ -54,7 +54,7 @@ def launch(
     ] = None,
     network: Annotated[str | None, typer.Option(help=NETWORK)] = None,
     emulated_device: Annotated[str | None, typer.Option(help=DEVICE)] = None,
-    data: Annotated[str | None, typer.Option(help="digits, mnist, a folder, a URL or an s3:// path.")] = None,
+    data: Annotated[str | None, typer.Option(help="digits, mnist, a folder, a URL; SageMaker: s3://")] = None,
     timeout: Annotated[str | None, typer.Option(help="When a hanging run is ended, such as 10min.")] = None,
     outputs: Annotated[
         str | None, typer.Option("--outputs", "--output", help=f"For the model: {STORAGE}")

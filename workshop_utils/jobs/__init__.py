@@ -195,7 +195,7 @@ class TrainingJob(Description):
         processes_per_node: how many workers share a machine.
         parameter_servers: how many processes hold parameters, where the strategy has such.
         arguments: `--key value` on the script's command line, with the keys as they are written.
-        data: `"digits"`, `"mnist"`, a folder, a URL or an `s3://` address; without it, the script has none.
+        data: `"digits"`, `"mnist"`, a folder, a URL or (SageMaker) an `s3://` address; without it, the script has none.
         outputs: where the model stays: a folder, an `s3://` address, or `claim:NAME`, a volume claim of Kubernetes.
             Without it, the target's own default.
         checkpoints: where the script keeps what the next launch resumes from, in the same forms.

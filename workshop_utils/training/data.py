@@ -1,6 +1,6 @@
 """What the lessons train on: the scanned digits, wherever they come from, as the four idx files of MNIST.
 
-    folder = prepare("digits")       # also "mnist", a folder, an http(s) URL of a folder, s3://bucket/prefix
+    folder = prepare("digits")       # also "mnist", a folder, an http(s) URL of a folder
     data = arrays(folder)            # NumPy views for the lessons; training scripts use place.load instead
 
 What had to be made or fetched is kept in the cache folder.
@@ -41,7 +41,7 @@ MNIST_MD5 = (
 )
 
 DIGITS_IN_TRAIN = 1500  # of scikit-learn's 1,797; the other 297 are the test set
-SOURCES = "'digits', 'mnist', a folder, an http(s) URL of a folder, or s3://bucket/prefix"
+SOURCES = "'digits', 'mnist', a folder, or an http(s) URL of a folder"
 
 
 class DataError(ValueError):
@@ -49,20 +49,15 @@ class DataError(ValueError):
 
     def __init__(self, source: str, reason: str) -> None:
         super().__init__(f"data is {source!r}: {reason}")
-        self.reason = reason
-
-
-class _Missing(DataError):
-    """The server answers, and has no such file."""
 
 
 def prepare(source: str) -> Path:
     """A folder that holds the four idx files of `source`, made or downloaded where it is not there yet.
 
     `source` is "digits" (scikit-learn's, 8×8 pixels scaled to 0–255, 1,500 to train and 297 to test), "mnist"
-    (28×28, 60,000 and 10,000), a folder (used in place), an http(s) URL of a folder, or `s3://bucket/prefix`;
-    the files may be gzipped. Made and downloaded folders appear whole or not at all, so several processes may
-    prepare the same source at once. A URL is downloaded once: to fetch it again, delete the cache folder.
+    (28×28, 60,000 and 10,000), a folder (used in place), or an http(s) URL of a folder; the files may be gzipped.
+    Made and downloaded folders appear whole or not at all, so several processes may prepare the same source at
+    once. A URL is downloaded once: to fetch it again, delete the cache folder.
 
     Raises:
         DataError: if the data cannot be had, or is not what it should be.
@@ -70,7 +65,7 @@ def prepare(source: str) -> Path:
     if source == "digits":
         return _cached(source, "digits", _write_digits)
     if source == "mnist":
-        return _cached(source, "mnist", _download_mnist)
+        return _cached(source, "mnist", _download)
     scheme, separator, _ = source.partition("://")
     if not separator:
         folder = Path(source).expanduser().absolute()
@@ -78,10 +73,12 @@ def prepare(source: str) -> Path:
             raise DataError(source, f"there is no such folder; it must be {SOURCES}")
         _check_contents(source, folder)
         return folder
-    if scheme not in ("http", "https", "s3"):
+    if scheme == "s3":
+        raise DataError(source, f"a bucket is read on SageMaker alone; here it must be {SOURCES}")
+    if scheme not in ("http", "https"):
         raise DataError(source, f"{scheme}:// is not known here; it must be {SOURCES}")
     name = f"{scheme}-{hashlib.sha256(source.rstrip('/').encode()).hexdigest()[:16]}"
-    return _cached(source, name, _download_s3 if scheme == "s3" else _download_http)
+    return _cached(source, name, _download)
 
 
 @dataclass(frozen=True)
@@ -169,70 +166,27 @@ def write_idx(path: Path, values: npt.NDArray[np.uint8]) -> None:
     path.write_bytes(header + values.tobytes())
 
 
-def _download_mnist(source: str, folder: Path) -> None:
-    for name, md5 in zip(FILES, MNIST_MD5, strict=True):
-        problems = []
-        for mirror in MNIST_MIRRORS:
-            try:
-                _fetch(source, f"{mirror}{name}.gz", folder / f"{name}.gz", known_hash=f"md5:{md5}")
-                break
-            except DataError as error:
-                problems.append(error.reason)
-        else:
-            advice = "Offline, use data: digits, or a folder with the four files of MNIST"
-            raise DataError(source, f"no mirror gave {name}.gz ({'; '.join(problems)}). {advice}")
-
-
-def _download_http(source: str, folder: Path) -> None:
-    base = source.rstrip("/")
-    _download_each(source, folder, lambda name, target: _fetch(source, f"{base}/{name}", target))
-
-
-def _fetch(source: str, url: str, target: Path, known_hash: str | None = None) -> None:
+def _download(source: str, folder: Path) -> None:
+    """Fetch each of FILES, gzipped or plain, from the first address that has it."""
     import pooch
 
     pooch.get_logger().setLevel("WARNING")  # it would announce every file
-    try:
-        pooch.retrieve(url, known_hash=known_hash, fname=target.name, path=target.parent)
-    except ValueError as error:
-        raise DataError(source, f"{url} does not have its published checksum") from error
-    except OSError as error:  # all errors of requests are
-        status = getattr(getattr(error, "response", None), "status_code", None)
-        what = f"answered {status}" if status else f"cannot be reached ({type(error).__name__})"
-        raise (_Missing if status == 404 else DataError)(source, f"{url} {what}") from error
-
-
-def _download_s3(source: str, folder: Path) -> None:
-    import boto3
-    from botocore.exceptions import BotoCoreError, ClientError
-
-    bucket, _, prefix = source.removeprefix("s3://").partition("/")
-    prefix = f"{prefix.strip('/')}/" if prefix.strip("/") else ""
-    if not bucket:
-        raise DataError(source, "it names no bucket; it must be s3://bucket/prefix")
-    client = boto3.client("s3")
-
-    def fetch(name: str, target: Path) -> None:
-        try:
-            client.download_file(bucket, prefix + name, str(target))
-        except ClientError as error:
-            missing = error.response.get("Error", {}).get("Code") in ("404", "NoSuchKey")
-            raise (_Missing if missing else DataError)(source, f"S3 refused {name} ({error})") from error
-        except (BotoCoreError, OSError) as error:  # no credentials, no network, no such region
-            raise DataError(source, f"S3 cannot be used ({error})") from error
-
-    _download_each(source, folder, fetch)
-
-
-def _download_each(source: str, folder: Path, fetch: Callable[[str, Path], None]) -> None:
-    """Fetch each of FILES, plain or gzipped."""
-    for name in FILES:
-        for candidate in (f"{name}.gz", name):
-            try:
-                fetch(candidate, folder / candidate)
-                break
-            except _Missing:
-                continue
+    for name, md5 in zip(FILES, MNIST_MD5, strict=True):
+        if source == "mnist":
+            urls, known_hash = [f"{mirror}{name}.gz" for mirror in MNIST_MIRRORS], f"md5:{md5}"
         else:
-            needed = f"all of {', '.join(FILES)} are needed"
-            raise DataError(source, f"{name} is not there (plain or .gz); {needed}")
+            urls, known_hash = [f"{source.rstrip('/')}/{name}{ending}" for ending in (".gz", "")], None
+        problems = []
+        for url in urls:
+            try:
+                pooch.retrieve(url, known_hash, fname=url.rpartition("/")[2], path=folder)
+                break
+            except OSError as error:  # all errors of requests are
+                status = getattr(getattr(error, "response", None), "status_code", None)
+                what = f"answered {status}" if status else f"cannot be reached ({type(error).__name__})"
+                problems.append(f"{url} {what}")
+            except ValueError:
+                problems.append(f"{url} does not have its published checksum")
+        else:
+            advice = f"Offline, use data: digits, or a folder with {', '.join(FILES)}"
+            raise DataError(source, f"there is no {name} ({'; '.join(problems)}). {advice}")
