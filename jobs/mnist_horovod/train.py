@@ -110,7 +110,7 @@ def save(folder: Path, step: int, parts: Parts, device: torch.device, settings: 
 def newest_step(folder: Path, settings: checkpoints.Settings) -> int:
     """The step of the newest whole checkpoint in `folder`; 0 if there is none."""
     try:
-        checkpoints.make_folder(folder)  # fails now, not at the first checkpoint
+        folder.mkdir(parents=True, exist_ok=True)  # fails now, not at the first checkpoint
         checkpoint = checkpoints.newest(folder, settings)
     except (OSError, checkpoints.OtherRun) as error:
         sys.exit(f"cannot resume: {error}")

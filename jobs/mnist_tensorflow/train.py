@@ -126,7 +126,7 @@ class Plan:
         if not self.folder:
             return None
         try:
-            checkpoints.make_folder(self.folder)  # fails now, not at the first checkpoint
+            self.folder.mkdir(parents=True, exist_ok=True)  # fails now, not at the first checkpoint
             checkpoint = checkpoints.newest(self.folder, self.settings)
         except (OSError, checkpoints.OtherRun) as error:
             sys.exit(f"cannot resume: {error}")

@@ -222,7 +222,7 @@ class Training:
         content: list[Any] = [None]
         if dist.get_rank() == 0:
             try:
-                checkpoints.make_folder(folder)  # fails now, not at the first checkpoint
+                folder.mkdir(parents=True, exist_ok=True)  # fails now, not at the first checkpoint
                 found = checkpoints.newest(folder, self.settings)
             except (OSError, checkpoints.OtherRun) as error:
                 sys.exit(f"cannot resume: {error}")

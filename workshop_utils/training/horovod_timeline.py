@@ -26,16 +26,12 @@ class TimelineError(ValueError):
 
 
 class TimelineSpan(NamedTuple):
-    """What happened to one gradient from `start` to `end`, in seconds since the timeline's first event.
-
-    `depth` is 0 for an activity that is part of no other.
-    """
+    """What happened to one gradient from `start` to `end`, in seconds since the timeline's first event."""
 
     tensor: str
     activity: str
     start: float
     end: float
-    depth: int = 0
 
     @property
     def seconds(self) -> float:
@@ -84,8 +80,8 @@ def _spans(events: Sequence[dict[str, Any]]) -> list[TimelineSpan]:
             open_now[pid].append((event["name"], seconds))
         elif open_now[pid]:  # else it began before the recording did
             activity, start = open_now[pid].pop()
-            spans.append(TimelineSpan(names[pid], activity, start, seconds, len(open_now[pid])))
-    return sorted(spans, key=lambda span: (span.start, span.depth))
+            spans.append(TimelineSpan(names[pid], activity, start, seconds))
+    return sorted(spans, key=lambda span: span.start)
 
 
 def messages(spans: Sequence[TimelineSpan]) -> list[Message]:

@@ -7,7 +7,6 @@ import json
 import os
 import sys
 from collections.abc import Iterator
-from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -28,7 +27,7 @@ def profile(steps: int = 0) -> Iterator[Any]:
 
     By default, with 0 steps, nothing is recorded and PyTorch is not imported. Otherwise, after WARM_UP_STEPS steps,
     CPU activity is recorded, and CUDA's where there is a GPU. It goes to `trace-rank-0000.json.gz`, in the folder
-    WORKSHOP_TRACE or else in `traces` below the model folder (which a local run keeps only if the job has `outputs`),
+    `traces` below the model folder (which a local run keeps only if the job has `outputs`),
     once the steps are over or the block ends, even by an error. The file appears complete or not at all.
     `workshop trace` merges the ranks' files.
 
@@ -44,7 +43,7 @@ def profile(steps: int = 0) -> Iterator[Any]:
     import torch
 
     here = place.from_environment(os.environ)
-    folder = Path(os.environ.get("WORKSHOP_TRACE") or here.model_folder / "traces")
+    folder = here.model_folder / "traces"
     path = folder / f"trace-rank-{here.rank or 0:04d}.json.gz"
 
     def write(profiler: Any) -> None:

@@ -5,11 +5,11 @@
     counted.sent        # bytes that the other ranks' kernels have acknowledged
 
 Nothing here is computed from the size of a tensor. For each TCP connection Linux counts the bytes that its peer has
-acknowledged, and those that have arrived in order (tcp(7), TCP_INFO), each once, however often it was sent. This module
-adds up the connections of this process, whoever uses them. A framework's headers count, and so does what its ranks tell
-each other between two collectives: Horovod's send some hundred bytes in every cycle. So put into the block the
-collective that is to be counted, and nothing else; a block that only sleeps as long shows what is not the collective's.
-What does not go over TCP is not counted: ranks of MPI on one machine share memory.
+acknowledged (tcp(7), TCP_INFO), each once, however often it was sent. This module adds up the connections of this
+process, whoever uses them. A framework's headers count, and so does what its ranks tell each other between two
+collectives: Horovod's send some hundred bytes in every cycle. So put into the block the collective that is to be
+counted, and nothing else; a block that only sleeps as long shows what is not the collective's. What does not go over
+TCP is not counted: ranks of MPI on one machine share memory.
 """
 
 from __future__ import annotations
@@ -24,22 +24,21 @@ import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-# Of struct tcp_info (linux/tcp.h, since Linux 4.19): state; segments in flight; bytes acknowledged, received, not yet
-# sent; bytes sent, and sent again.
-_INFO = struct.Struct("=B 23x I 92x QQ 8x I 52x QQ")
-# States (net/tcp_states.h). In the latter the peer has ended the connection: CLOSE, CLOSE_WAIT, LAST_ACK, CLOSING.
-_LISTEN, _ENDED = 10, (7, 8, 9, 11)
-_UNKNOWN = math.nan, math.nan, math.nan
+# Of struct tcp_info (linux/tcp.h, since Linux 4.19): state; segments in flight; bytes acknowledged, not yet sent; bytes
+# sent, and sent again.
+_INFO = struct.Struct("=B 23x I 92x Q 16x I 52x QQ")
+_LISTEN = 10  # a state (net/tcp_states.h)
+_UNKNOWN = math.nan, math.nan
 _QUIET_SECONDS = 1.0  # for acknowledgements to come in; a receiver delays them by 40 ms at most
 
-# By connection: acknowledged; sent for the first time; received. The first two are equal once all has arrived, but for
-# a connection's opening and end, which are acknowledged as a byte each, and for what this machine itself has dropped,
-# which the second has too often.
-Totals = dict[str, tuple[float, float, float]]
+# By connection: acknowledged; sent for the first time. They are equal once all has arrived, but for a connection's
+# opening and end, which are acknowledged as a byte each, and for what this machine itself has dropped, which the second
+# has too often.
+Totals = dict[str, tuple[float, float]]
 
 
 class CountedBytes:
-    """Bytes of payload that went over this process's TCP connections while a block ran, up to now or to its end.
+    """Bytes of payload that left through this process's TCP connections while a block ran, up to now or to its end.
 
     They are NaN where they are not known: on a system without these counters, such as macOS, and once a connection is
     closed that was there at the start. One that comes and goes within the block is not seen.
@@ -52,30 +51,22 @@ class CountedBytes:
     @property
     def sent(self) -> float:
         """Acknowledged by the peers."""
-        return sum(min(acknowledged, first) for acknowledged, first, _ in self._differences())
-
-    @property
-    def received(self) -> float:
-        """Arrived here; also a few bytes from before or after the block, since ranks do not leave a barrier at once."""
-        return sum(received for *_, received in self._differences())
+        after = _totals(0) if self._after is None else self._after
+        names = self._before.keys() | after.keys()
+        pairs = [(after.get(name, _UNKNOWN), self._before.get(name, (0, 0))) for name in names]
+        return sum(min(now[0] - before[0], now[1] - before[1]) for now, before in pairs)
 
     def finish(self) -> None:
         """Count no further."""
         self._after = _totals(_QUIET_SECONDS)
-
-    def _differences(self) -> Iterator[tuple[float, float, float]]:
-        after = _totals(0) if self._after is None else self._after
-        for name in self._before.keys() | after.keys():
-            now, before = after.get(name, _UNKNOWN), self._before.get(name, (0, 0, 0))
-            yield now[0] - before[0], now[1] - before[1], now[2] - before[2]
 
 
 @contextlib.contextmanager
 def count_bytes(barrier: Callable[[], object] = lambda: None) -> Iterator[CountedBytes]:
     """Count the bytes on this process's TCP connections while the block runs.
 
-    With `barrier`, such as `dist.barrier`, all ranks begin together and end together. What it sends itself is not in
-    `sent`, though some of it may be in `received`: ranks do not leave a barrier at the same moment.
+    With `barrier`, such as `dist.barrier`, all ranks begin together and end together. What it sends itself does not
+    count.
     """
     barrier()
     counted = CountedBytes()
@@ -101,15 +92,14 @@ def _totals(quiet_seconds: float) -> Totals:
     return totals
 
 
-def _total(connection: socket.socket, deadline: float) -> tuple[float, float, float] | None:
+def _total(connection: socket.socket, deadline: float) -> tuple[float, float] | None:
     while True:
         information = connection.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, _INFO.size)
         if len(information) < _INFO.size:
             return _UNKNOWN
-        state, in_flight, acknowledged, received, unsent, sent, again = _INFO.unpack(information)
+        state, in_flight, acknowledged, unsent, sent, again = _INFO.unpack(information)
         if state == _LISTEN:
             return None
         if not (in_flight or unsent) or time.monotonic() >= deadline:
-            # The end of a connection is received as a byte.
-            return acknowledged, sent - again, max(0, received - (state in _ENDED))
+            return acknowledged, sent - again
         time.sleep(0.001)
