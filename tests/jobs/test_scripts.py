@@ -1,6 +1,5 @@
 """Each training script runs where there is nothing but what travels and its framework, as in a platform's image."""
 
-import ast
 import json
 import os
 import subprocess
@@ -122,12 +121,3 @@ def test_a_script_runs_alone_where_no_launcher_has_set_anything(job, variables):
 def test_a_script_runs_under_its_framework_s_own_launcher(job, program, options, variables):
     found = ended(job, [variables], str(PROGRAMS / program), *options)
     assert_trained(found, variables, ranks={0, 1})
-
-
-@pytest.mark.parametrize("script", SCRIPTS, ids=lambda script: script.parent.name)
-def test_a_script_takes_no_argument_for_the_beginning_of_a_longer_one(script):
-    calls = [
-        ast.unparse(node) for node in ast.walk(ast.parse(script.read_text())) if isinstance(node, ast.Call)
-    ]
-    parsers = [call for call in calls if call.startswith("argparse.ArgumentParser(")]
-    assert all("allow_abbrev=False" in parser for parser in parsers)

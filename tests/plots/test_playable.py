@@ -1,12 +1,21 @@
-"""Figures to play with: each is drawn offline, says in words what it shows, and is small."""
+"""Figures to play with: each is drawn offline, says in words what it shows, is small, and computes what is taught."""
 
 import base64
 import json
+import math
+from pathlib import Path
+from types import SimpleNamespace
 
+import numpy as np
 import pytest
 
+from workshop_utils.comm.ring import ring_all_reduce
 from workshop_utils.plots import playable
+from workshop_utils.plots.communication import contributions
 
+NOTEBOOK = Path(__file__).parents[2] / "notebooks" / "04_ring_all_reduce.ipynb"
+FUNCTIONS = {name: getattr(math, name) for name in ("ceil", "floor", "log", "pow", "sqrt")}
+FUNCTIONS |= {"LN2": math.log(2), "max": max, "min": min, "round": round}
 NAMES = sorted(path.stem for path in playable.FOLDER.glob("*.json"))
 MOST_NBYTES = 10_000  # of a specification
 
@@ -38,15 +47,23 @@ def test_no_text_of_a_figure_ends_or_hides_its_script():
     assert json.loads(source) == {"title": "</script><!--<script>"}
 
 
-def evaluated(expression, **names):
-    """A Vega expression of numbers, `max` and conditions, in Python."""
+def in_python(expression):
+    """A Vega expression of numbers, functions and conditions, as Python has it."""
+    condition, is_conditional, branches = expression.replace("&&", "and").partition(" ? ")
+    then, _, otherwise = branches.partition(" : ")
+    return f"({then} if {condition} else {in_python(otherwise)})" if is_conditional else condition
 
-    def in_python(text):
-        condition, is_conditional, branches = text.partition(" ? ")
-        then, _, otherwise = branches.partition(" : ")
-        return f"({then} if {condition} else {in_python(otherwise)})" if is_conditional else text
 
-    return eval(in_python(expression.replace("datum.", "")), names)
+def calculated(transforms, settings, **data):
+    """A row's fields after the transforms, or None if a filter drops it."""
+    row = SimpleNamespace(**data)
+    for transform in transforms:
+        scope = FUNCTIONS | settings | {"datum": row}
+        if "calculate" in transform:
+            setattr(row, transform["as"], eval(in_python(transform["calculate"]), scope))
+        elif "filter" in transform and not eval(in_python(transform["filter"]), scope):
+            return None
+    return vars(row)
 
 
 @pytest.mark.parametrize(("workers", "servers"), [(1, 1), (8, 1), (8, 4), (3, 8), (32, 32)])
@@ -54,26 +71,17 @@ def test_a_step_with_servers_is_computing_and_each_way_over_the_busiest_link(wor
     (above, below) = playable.figure("server").specification["vconcat"]
     nbytes, goodput, seconds = 100e6, 10e9 / 8, 0.5
     expected = seconds + 2 * nbytes / goodput * max(workers / servers, 1)
-    values = {"c": seconds, "K": nbytes / 1e6, "B": goodput * 8 / 1e9, "k": servers}
-    step = evaluated(above["transform"][0]["calculate"], workers=workers, **values)
-    one_way = evaluated(below["transform"][0]["calculate"], W=workers, **values)
-    assert step == pytest.approx(expected)
-    assert seconds + 2 * one_way == pytest.approx(expected)
+    settings = {"c": seconds, "K": nbytes / 1e6, "B": goodput * 8 / 1e9, "k": servers, "W": workers}
+    assert calculated(above["transform"][:1], settings, workers=workers)["seconds"] == pytest.approx(expected)
+    one_way = (expected - seconds) / 2
     bars = {
         "compute": (0, seconds),
         "push": (seconds, seconds + one_way),
         "pull": (seconds + one_way, expected),
     }
-    for part, (start, end) in bars.items():
-        datum = {"part": part, "way": one_way, "c": seconds}
-        for transform in below["transform"][1:3]:
-            datum[transform["as"]] = evaluated(transform["calculate"], **datum)
-        assert (datum["start"], datum["end"]) == pytest.approx((start, end))
-
-
-def test_the_player_s_own_names_are_hidden_from_other_scripts_of_a_page():
-    assert playable.player().startswith("(() => {")
-    assert playable.player().endswith("})();")
+    for part, bar in bars.items():
+        row = calculated(below["transform"][:3], settings, part=part)
+        assert (row["start"], row["end"]) == pytest.approx(bar)
 
 
 @pytest.mark.parametrize(
@@ -88,11 +96,39 @@ def test_all_reduces_of_buckets_wait_for_their_bucket_and_for_the_one_before(buc
     for bucket in range(1, buckets + 1):
         start = max(bucket / buckets * backward, end)
         end = start + 1000 * seconds
-        row = {"i": bucket}
-        for transform in below["transform"][1:]:
-            row[transform["as"]] = evaluated(transform["calculate"], **settings, **row)
+        row = calculated(below["transform"], settings, i=bucket)
         assert (row["start"], row["end"]) == pytest.approx((start, end))
-    point = {"m": buckets}
-    for transform in above["transform"]:
-        point[transform["as"]] = evaluated(transform["calculate"], **settings, **point)
-    assert point["exposed"] == pytest.approx(end - backward)
+    exposed = calculated(above["transform"], settings, m=buckets)["exposed"]
+    assert exposed == pytest.approx(end - backward)
+
+
+@pytest.mark.parametrize("size", [2, 3, 5, 8])
+def test_the_grid_holds_what_a_real_ring_held_after_every_step(size):
+    ring = playable.figure("ring").specification["transform"]
+    held = np.count_nonzero(contributions(ring_all_reduce, size), axis=3)
+    for step in range(2 * size - 1):
+        rows = [calculated(ring, {"N": size, "step": step}, cell=cell) for cell in range(64)]
+        shown = {(row["rank"], row["chunk"]): row for row in rows if row}
+        assert len(shown) == size**2
+        for (rank, chunk), row in shown.items():
+            assert row["contributions"] == held[rank, step, chunk]
+            assert row["arrived"] == (step > 0 and held[rank, step, chunk] != held[rank, step - 1, chunk])
+
+
+def lesson_s_formulas():
+    cells = json.loads(NOTEBOOK.read_text(encoding="utf-8"))["cells"]
+    (source,) = ("".join(cell["source"]) for cell in cells if cell["id"] == "closed-forms")
+    scope = {"np": np}
+    exec(source.partition("\nalgorithms = ")[0], scope)
+    return scope["all_reduce_seconds"]
+
+
+@pytest.mark.parametrize("size", [4, 7, 8, 12, 100, 256])
+def test_the_curves_are_the_lesson_s_formulas(size):
+    seconds = lesson_s_formulas()
+    settings = {"N": size, "gigabits": 10, "microseconds": 20}
+    for power in (2, 4.5, 6, 9):
+        row = calculated(playable.figure("collectives").specification["transform"], settings, power=power)
+        for name in ("ring", "recursive doubling", "halving-doubling", "double tree"):
+            shown = row[name if name in row else f"{name}, estimate"]
+            assert shown == pytest.approx(seconds(name, size, 10**power, 20e-6, 1.25e9))

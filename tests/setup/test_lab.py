@@ -122,6 +122,3 @@ def test_without_horovod_its_strategies_are_refused_and_other_jobs_do_as_they_li
     assert [line.text for line in run.logs()] == ["without"]
     with pytest.raises(JobError, match="'horovod', but Horovod is not installed; `workshop install-horovod`"):
         Local().launch(make_job("import horovod.torch", strategy="horovod", workers=2))
-
-
-# Lessons that measure
