@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import math
 import sys
-import time
 from collections.abc import Mapping
 from typing import Any
 
@@ -23,19 +22,12 @@ REFRESH_SECONDS = 0.25
 
 def show(run: Run) -> None:
     """Follow `run` to its end, and stop it where that is left early. Raises typer.Exit with 1 where it failed."""
+    # A notebook forces colours, but it cannot redraw a table.
+    redraws = sys.stdout.isatty()
+    table = Live(get_renderable=lambda: _table(run), refresh_per_second=1 / REFRESH_SECONDS)
     try:
-        if sys.stdout.isatty():  # a notebook forces colours, but it cannot redraw a table
-            show_table = Live(get_renderable=lambda: _table(run), refresh_per_second=1 / REFRESH_SECONDS)
-            with contextlib.suppress(RunFailed), show_table:
-                told = 0
-                while run.state is RunState.RUNNING or told < len(run.notices):
-                    for notice in run.notices[told:]:
-                        show_table.console.print(notice, markup=False)
-                        told += 1
-                    with contextlib.suppress(TimeoutError):
-                        run.wait(REFRESH_SECONDS)
-        else:
-            _print(run)
+        with table if redraws else contextlib.nullcontext():
+            _print(run, reports=not redraws)
     finally:
         run.stop()
     if run.state is RunState.FAILED:
@@ -71,18 +63,18 @@ def _values(report: Mapping[Any, Any]) -> dict[str, str]:
     return {name: "" if pd.isna(value) else COLUMNS[name].format(value) for name, value in values.items()}
 
 
-def _print(run: Run) -> None:
-    """Without a terminal: each report as a line of text, as it comes."""
+def _print(run: Run, reports: bool) -> None:
+    """Each notice, above a table if there is one, and with `reports` each report, as a line of text as it comes."""
     printed, told, waits_for = 0, 0, ""
     while True:
         running = run.state is RunState.RUNNING
-        if run.waits_for != waits_for:
-            waits_for = run.waits_for
-            print(f"{run.name} waits for {waits_for}" if waits_for else f"{run.name} has started")
         for notice in run.notices[told:]:
             print(notice)
             told += 1
-        records = run.records[printed:]
+        if reports and run.waits_for != waits_for:
+            waits_for = run.waits_for
+            print(f"{run.name} waits for {waits_for}" if waits_for else f"{run.name} has started")
+        records = run.records[printed:] if reports else []
         for record in records:
             values = ", ".join(f"{name} {text}" for name, text in _values(record).items() if text)
             print(f"[{record['worker']}] {values}")
@@ -90,4 +82,5 @@ def _print(run: Run) -> None:
         sys.stdout.flush()
         if not running:
             return
-        time.sleep(REFRESH_SECONDS)
+        with contextlib.suppress(TimeoutError, RunFailed):
+            run.wait(REFRESH_SECONDS)
