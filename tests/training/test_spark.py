@@ -1,5 +1,6 @@
 """Spark on this machine: who may connect, what outlives a lost executor, what is left, and Elephas as its program."""
 
+import contextlib
 import json
 import os
 import subprocess
@@ -9,6 +10,7 @@ from pathlib import Path
 
 import psutil
 import pytest
+import requests
 from conftest import alive, eventually, marked_processes
 
 from workshop_utils.setup.environments import Environment
@@ -50,16 +52,23 @@ def executors(session):
     return set(tasks.map(lambda _: psutil.Process().parent().parent().pid).collect())
 
 
+def sockets(processes):
+    """The addresses and ports on which these processes listen."""
+    found = set()
+    for process in processes:
+        with contextlib.suppress(psutil.NoSuchProcess):
+            connections = process.net_connections("inet")
+            found |= {
+                (c.laddr.ip.removeprefix("::ffff:"), c.laddr.port)
+                for c in connections
+                if c.status == "LISTEN"
+            }
+    return found
+
+
 def listening(processes):
     """The addresses on which these processes listen."""
-    addresses = set()
-    for process in processes:
-        try:
-            connections = process.net_connections("inet")
-        except psutil.NoSuchProcess:
-            continue
-        addresses |= {c.laddr.ip.removeprefix("::ffff:") for c in connections if c.status == "LISTEN"}
-    return addresses
+    return {address for address, _ in sockets(processes)}
 
 
 def test_spark_listens_on_loopback_alone_and_its_secret_is_for_this_user(session):
@@ -72,6 +81,19 @@ def test_spark_listens_on_loopback_alone_and_its_secret_is_for_this_user(session
         in (settings / "spark-defaults.conf").read_text()
     )
     assert settings.parent.stat().st_mode & 0o077 == 0
+
+
+def test_nobody_ends_a_program_through_the_page_of_its_master(session):
+    name, asked = session.sparkContext.applicationId, 0
+    assert executors(session)
+    for _, port in sockets(family(java_of(session))):
+        with contextlib.suppress(requests.RequestException):  # most ports are no pages
+            address = f"http://127.0.0.1:{port}"
+            asked += name in requests.get(address, timeout=10).text
+            requests.post(f"{address}/app/kill/", {"id": name, "terminate": "true"}, timeout=10)
+    assert asked == 3, "the master's page and those of its workers"
+    time.sleep(2)  # the page answers before an end has come
+    assert executors(session)
 
 
 def test_torch_distributor_runs_on_the_executor_that_takes_a_killed_one_s_place(session):

@@ -84,6 +84,7 @@ def _configured() -> str:
         "spark.local.dir": f"{folder}/tmp",
         "spark.sql.warehouse.dir": f"{folder}/warehouse",
         "spark.ui.enabled": "false",
+        "spark.ui.killEnabled": "false",  # on the master's page, which is there all the same
         "spark.ui.showConsoleProgress": "false",
     }
     lines = "".join(f"{name} {value}\n" for name, value in properties.items())
