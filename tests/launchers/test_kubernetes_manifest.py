@@ -9,8 +9,7 @@ import pytest
 from conftest import write_idx
 
 from workshop_utils.jobs import JobError, TrainingJob
-from workshop_utils.launchers import settings
-from workshop_utils.launchers.kubernetes import Kubernetes, check, pods
+from workshop_utils.launchers.kubernetes import Kubernetes, check, pods, settings
 from workshop_utils.launchers.kubernetes.operators import pods_of
 
 JOBS = Path(__file__).parents[2] / "jobs"

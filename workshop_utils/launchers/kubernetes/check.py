@@ -27,7 +27,7 @@ import kubernetes.client as core
 import yaml
 
 from workshop_utils.jobs import JobError
-from workshop_utils.launchers.settings import LABEL_KEY, LABEL_VALUE
+from workshop_utils.launchers.kubernetes.settings import LABEL_KEY, LABEL_VALUE
 
 Schema = Mapping[str, Any]
 

@@ -11,9 +11,8 @@ from workshop_utils.launchers.kubernetes.cluster import JobObjects, KubernetesEr
 from workshop_utils.launchers.kubernetes.manifest import SSHD, UNSAVED, Manifest, build
 from workshop_utils.launchers.kubernetes.operators import Pod, pods_of, table_of, workers_in
 from workshop_utils.launchers.kubernetes.pods import config_maps
-from workshop_utils.launchers.kubernetes.settings import KubernetesSettings
+from workshop_utils.launchers.kubernetes.settings import KubernetesSettings, require_registry
 from workshop_utils.launchers.remote import Receive, RemoteJob, RemoteRun, Unreachable
-from workshop_utils.launchers.settings import require_registry
 from workshop_utils.runs import RunState
 
 if TYPE_CHECKING:

@@ -13,8 +13,13 @@ import yaml
 
 from workshop_utils.jobs import JobError, Resources, TrainingJob
 from workshop_utils.launchers.kubernetes import check, pods
-from workshop_utils.launchers.kubernetes.settings import LONGEST_SECONDS, Kind, KubernetesSettings, nodes_of
-from workshop_utils.launchers.settings import NO_REGISTRY
+from workshop_utils.launchers.kubernetes.settings import (
+    LONGEST_SECONDS,
+    NO_REGISTRY,
+    Kind,
+    KubernetesSettings,
+    nodes_of,
+)
 from workshop_utils.launchers.source import PACKAGE
 from workshop_utils.launchers.template import filled
 from workshop_utils.strategies import TORCHRUN_RESTARTS, strategy_of

@@ -8,14 +8,28 @@ from __future__ import annotations
 
 from typing import Annotated, Any, ClassVar, Literal, Self
 
+import yaml
 from pydantic import Field, model_validator
 
 from workshop_utils.jobs import Description, JobError, StrategyName, TrainingJob
-from workshop_utils.launchers.settings import ClusterSettings, LabelKey, Name
+from workshop_utils.launchers.settings import TargetSettings
+from workshop_utils.launchers.source import PACKAGE
 from workshop_utils.strategies import strategy_of
 
 Kind = Literal["TFJob", "PyTorchJob", "MPIJob", "TrainJob", "Job"]
 Count = Annotated[int, Field(ge=1, strict=True)]
+Registry = Annotated[str, Field(pattern=r"^[a-z0-9][a-z0-9.:/_-]*[a-z0-9]$")]
+Name = Annotated[str, Field(pattern=r"^[a-z0-9]([-a-z0-9]*[a-z0-9])?$", max_length=63)]
+# A label's key and value. Source: apimachinery, pkg/util/validation, `IsQualifiedName` and `IsValidLabelValue`.
+_PART = r"[A-Za-z0-9]([-_.A-Za-z0-9]{0,61}[A-Za-z0-9])?"
+_WORD = r"[a-z0-9]([-a-z0-9]*[a-z0-9])?"
+LABEL_KEY, LABEL_VALUE = rf"^({_WORD}(\.{_WORD})*/)?{_PART}$", rf"^({_PART})?$"
+LabelKey = Annotated[str, Field(pattern=LABEL_KEY)]
+LabelValue = Annotated[str, Field(pattern=LABEL_VALUE)]
+NO_REGISTRY = "REGISTRY/"  # stands for the one that nobody has named; there is no host of that name
+EXAMPLE_ACCOUNT = "123456789012."  # of AWS's documentation, and of ours
+# The digest of each image that jobs/images/build.sh has pushed from this checkout, by its full name.
+PUSHED = PACKAGE.parent / "jobs" / "images" / "pushed.yaml"
 
 # The kinds that can run a strategy; the first is the default.
 KINDS: dict[StrategyName, tuple[Kind, ...]] = {
@@ -67,10 +81,18 @@ def nodes_of(job: TrainingJob) -> tuple[int, int]:
     return job.nodes or job.workers, job.processes_per_node or 1
 
 
-class KubernetesSettings(ClusterSettings):
+class KubernetesSettings(TargetSettings):
     """How and where jobs run on a cluster.
 
     Attributes:
+        context: of the kubeconfig; by default the current one.
+        namespace: where everything is made.
+        registry: where jobs/images/build.sh has pushed the workshop's images.
+        image: the full name of the image of every container where the job names none; by default one of jobs/images/
+            from the `registry`, that for GPUs where the job asks for one.
+        data_claim: a PersistentVolumeClaim that holds the data; without it the data travels in a ConfigMap, which
+            holds 1 MiB at most.
+        node_selector: labels that a node must have.
         kind: the resource that is made: TFJob, PyTorchJob, MPIJob (v2beta1), TrainJob or Job; by default the first
             that the job's strategy allows. TFJob and PyTorchJob are Kubeflow's first API, in maintenance mode; TrainJob
             is today's.
@@ -87,6 +109,12 @@ class KubernetesSettings(ClusterSettings):
 
     EXAMPLE: ClassVar[str] = "namespace: default"
 
+    context: str | None = None
+    namespace: Name = "default"
+    registry: Registry | None = None
+    image: str | None = Field(default=None, min_length=1)
+    data_claim: Name | None = None
+    node_selector: dict[LabelKey, LabelValue] = Field(default={})
     kind: Kind | None = None
     elastic: Elastic | None = None
     storage_claim: Name | None = None
@@ -132,5 +160,25 @@ class KubernetesSettings(ClusterSettings):
         outputs = job.outputs or (self.storage_claim and f"claim:{self.storage_claim}")
         return job.replace(outputs=outputs, environment={**self.environment, **job.environment})
 
-    def framework_of(self, job: TrainingJob) -> str:
-        return "pytorch" if self.kind_for(job) in ("PyTorchJob", "TrainJob") else "horovod"
+    def image_for(self, job: TrainingJob) -> str:
+        """The image of the job's containers; the workshop's own for Horovod has every framework."""
+        framework = "pytorch" if self.kind_for(job) in ("PyTorchJob", "TrainJob") else "horovod"
+        name = f"workshop-{framework}:{'gpu' if job.resources.gpu else 'cpu'}"
+        return job.image or self.image or workshop_image(name, self.registry)
+
+
+def workshop_image(name: str, registry: str | None) -> str:
+    """The full name of one of the workshop's images, with its digest if it was pushed from here."""
+    full = f"{registry}/{name}" if registry else f"{NO_REGISTRY}{name}"
+    digests = yaml.safe_load(PUSHED.read_text(encoding="utf-8")) if PUSHED.is_file() else {}
+    return f"{full}@{digests[full]}" if full in digests else full
+
+
+def require_registry(image: str) -> None:
+    """Raise JobError for an image of which nobody has said where it is."""
+    if image.startswith((NO_REGISTRY, EXAMPLE_ACCOUNT)):
+        fault = "missing" if image.startswith(NO_REGISTRY) else "that of the examples"
+        raise JobError(
+            f"registry is {fault}; no cluster can pull {image.removeprefix(NO_REGISTRY)}: jobs/images/build.sh builds "
+            "and pushes it; then name its registry in a place.yaml, or give image the full name of your own"
+        )
