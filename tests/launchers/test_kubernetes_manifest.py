@@ -9,7 +9,7 @@ import pytest
 from conftest import write_idx
 
 from workshop_utils.jobs import JobError, TrainingJob
-from workshop_utils.launchers.kubernetes import Kubernetes, check, pods, settings
+from workshop_utils.launchers.kubernetes import Kubernetes, check, config_maps, settings
 from workshop_utils.launchers.kubernetes.operators import pods_of
 
 JOBS = Path(__file__).parents[2] / "jobs"
@@ -20,7 +20,7 @@ def load(name):
 
 
 def test_the_example_that_is_kept_beside_its_job_is_what_is_rendered():
-    kept = JOBS / "mnist_torch_ddp" / pods.RENDERED
+    kept = JOBS / "mnist_torch_ddp" / config_maps.RENDERED
     assert kept.read_text() == str(Kubernetes().render(load("mnist_torch_ddp"))), (
         f"run `workshop launch jobs/mnist_torch_ddp --on kubernetes --render` and keep what it shows in {kept}"
     )
@@ -36,7 +36,8 @@ def test_resources_are_written_as_kubernetes_reads_them_and_the_job_s_image_come
 
 def test_small_data_travels_in_a_config_map_and_large_data_is_refused(make_job, tmp_path):
     job = make_job("")
-    code, content = pods.config_maps(job, with_data=True)
+    files = Kubernetes().render(job).files
+    code, content = config_maps.config_maps(job, files, with_data=True)
     assert code["data"]["train.py"] == job.script_path.read_text()
     assert sorted(content["binaryData"]) == sorted(path.name for path in Path(job.data).iterdir())
     for described in (code, content):
@@ -47,7 +48,7 @@ def test_small_data_travels_in_a_config_map_and_large_data_is_refused(make_job, 
         write_idx(large / f"{prefix}-images-idx3-ubyte", (count, 2, 2), bytes(4 * count))
         write_idx(large / f"{prefix}-labels-idx1-ubyte", (count,), bytes(count))
     with pytest.raises(JobError, match=r"a ConfigMap holds 1 MiB: put it on a volume"):
-        pods.config_maps(job.replace(data=str(large)), with_data=True)
+        config_maps.config_maps(job.replace(data=str(large)), files, with_data=True)
 
 
 # What a place adds

@@ -42,7 +42,7 @@ from typing import TYPE_CHECKING, Any
 
 from workshop_utils.jobs import JobError, TrainingJob
 from workshop_utils.launchers import output
-from workshop_utils.launchers.kubernetes import operators, pods
+from workshop_utils.launchers.kubernetes import config_maps, operators
 from workshop_utils.launchers.kubernetes.manifest import Manifest, build
 from workshop_utils.launchers.kubernetes.operators import Pod, pods_of, table_of, workers_in
 from workshop_utils.launchers.kubernetes.settings import KubernetesSettings
@@ -118,8 +118,9 @@ class EmulatedPodsRun(ProcessRun):
         reservation = PortReservation(len(wanted))
         ports = iter(reservation.ports)
         super().__init__(job.name, workers_in(wanted), reservation)
+        texts = {Path(path).name: text for path, text in config_maps.sources(job).items()}
         for pod in pods_of(manifest, lambda *_: ("127.0.0.1", next(ports))):
-            folders, files = _volumes(pod, job, self._scratch)
+            folders, files = _volumes(pod, job, texts, self._scratch)
             self._in_pod |= {here: there for there, here in folders.items()}
             self._started_with[pod.name] = _process(pod, folders, _own(pod, self._scratch)), files
         by_python = any(each.argv[0] == sys.executable for each, _ in self._started_with.values())
@@ -262,10 +263,14 @@ def _own(pod: Pod, scratch: Path) -> Path:
     return Path(f"{scratch}-{pod.name}")
 
 
-def _volumes(pod: Pod, job: TrainingJob, scratch: Path) -> tuple[dict[str, str], dict[str, str]]:
-    """The folder here by the path at which it is mounted in the pod, and the text of files in the pod's own folder."""
+def _volumes(
+    pod: Pod, job: TrainingJob, texts: Mapping[str, str], scratch: Path
+) -> tuple[dict[str, str], dict[str, str]]:
+    """The folder here by the path at which it is mounted in the pod, and the text of files in the pod's own folder.
+
+    `texts` are the job's files by their keys in its ConfigMap.
+    """
     volumes: dict[str, Any] = {volume["name"]: volume for volume in pod.spec.get("volumes", [])}
-    sources = {Path(path).name: text for path, text in pods.sources(job).items()}
     folders, files = {}, {}
     for mount in pod.container.get("volumeMounts", []):
         name, folder = mount["name"], _own(pod, scratch) / mount["name"]
@@ -274,19 +279,19 @@ def _volumes(pod: Pod, job: TrainingJob, scratch: Path) -> tuple[dict[str, str],
         volume = volumes[name]
         config = volume.get("configMap", {})
         if config.get("name") == job.name:
-            for item in config.get("items") or [{"key": key, "path": key} for key in sources]:
-                if item["key"] not in sources:
+            for item in config.get("items") or [{"key": key, "path": key} for key in texts]:
+                if item["key"] not in texts:
                     raise JobError(f"volume {name!r}: ConfigMap {job.name} has no key {item['key']!r}")
-                files[f"{name}/{item['path']}"] = sources[item["key"]]
+                files[f"{name}/{item['path']}"] = texts[item["key"]]
         elif "emptyDir" in volume:
             files[f"{name}/.keep"] = ""
         elif "persistentVolumeClaim" in volume and "subPath" in mount:
             folder = scratch / volume["persistentVolumeClaim"]["claimName"] / mount["subPath"]
             folder.mkdir(parents=True, exist_ok=True)
-        elif "persistentVolumeClaim" in volume or config.get("name") == pods.data_name(job):
+        elif "persistentVolumeClaim" in volume or config.get("name") == config_maps.data_name(job):
             folder = data.prepare(job.data) if job.data else scratch
         else:
-            known = f"there is {job.name!r} and {pods.data_name(job)!r}"
+            known = f"there is {job.name!r} and {config_maps.data_name(job)!r}"
             raise JobError(f"pod {pod.name}: volume {name!r} is of {config.get('name')!r}; {known}")
         folders[mount["mountPath"].rstrip("/")] = str(folder)
     if pod.worker == "mpirun":

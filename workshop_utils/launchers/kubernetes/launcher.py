@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING, Any
 
 from workshop_utils.jobs import TrainingJob
 from workshop_utils.launchers.kubernetes.cluster import JobObjects, KubernetesError, connect
+from workshop_utils.launchers.kubernetes.config_maps import config_maps
 from workshop_utils.launchers.kubernetes.manifest import SSHD, UNSAVED, Manifest, build
 from workshop_utils.launchers.kubernetes.operators import Pod, pods_of, table_of, workers_in
-from workshop_utils.launchers.kubernetes.pods import config_maps
 from workshop_utils.launchers.kubernetes.settings import KubernetesSettings, require_registry
 from workshop_utils.launchers.remote import Receive, RemoteJob, RemoteRun, Unreachable
 from workshop_utils.runs import RunState
@@ -50,7 +50,7 @@ class Kubernetes(KubernetesSettings):
         """
         manifest = self.render(job)
         require_registry(self.image_for(job))
-        carried = config_maps(job, with_data=self.data_claim is None)
+        carried = config_maps(job, manifest.files, with_data=self.data_claim is None)
         objects = JobObjects(connect(self.context), manifest, carried)
         pods, queue = pods_of(manifest), self.gang and (self.queue or "default")
         warning = UNSAVED if self.with_defaults(job).outputs is None else ""

@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import Iterable
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import yaml
 
 from workshop_utils.jobs import JobError, Resources, TrainingJob
-from workshop_utils.launchers.kubernetes import check, pods
+from workshop_utils.launchers.kubernetes import check, config_maps, pods
 from workshop_utils.launchers.kubernetes.settings import (
     LONGEST_SECONDS,
     NO_REGISTRY,
@@ -41,11 +41,16 @@ PREPARED = "$(python -c 'from workshop_utils.training import data; print(data.pr
 
 @dataclass(frozen=True)
 class Manifest:
-    """What is sent: `resource` is the job itself, `before` what it refers to; printed, it is YAML for kubectl."""
+    """What is sent: `resource` is the job itself, `before` what it refers to; printed, it is YAML for kubectl.
+
+    Attributes:
+        files: what the job's ConfigMap holds, text by path in the pod.
+    """
 
     resource: dict[str, Any]
     before: tuple[dict[str, Any], ...] = ()
     comment: str = ""
+    files: Mapping[str, str] = field(default_factory=dict)
 
     @property
     def objects(self) -> tuple[dict[str, Any], ...]:
@@ -70,7 +75,7 @@ def build(job: TrainingJob, settings: KubernetesSettings) -> Manifest:
             f"timeout is {job.timeout!r}; Kubernetes counts whole seconds: 1 to {LONGEST_SECONDS}, 68 years"
         )
     job = settings.with_defaults(job)
-    comment = _how_to(job, settings)
+    files = config_maps.sources(job)
     templates = yaml.safe_load(Path(__file__).with_name("kinds.yaml").read_text(encoding="utf-8"))
     elastic = settings.elastic
     if elastic is not None:
@@ -79,7 +84,7 @@ def build(job: TrainingJob, settings: KubernetesSettings) -> Manifest:
     variables = pods.variables(job, "TrainJob" if torchrun else kind)  # torchrun sets the same in either kind
     if elastic is not None:  # what restarted ranks go on from: at least as long as their pod is there
         variables.setdefault("WORKSHOP_CHECKPOINTS", f"{pods.FOLDERS['model']}/checkpoints")
-    volumes, mounts = pods.storage(job, settings.namespace, settings.data_claim)
+    volumes, mounts = pods.storage(job, files, settings.namespace, settings.data_claim)
     if job.resources.gpu or processes > 1:
         volumes, mounts = [*volumes, pods.SHARED_MEMORY], [*mounts, pods.SHARED_MEMORY_MOUNT]
     pod = {
@@ -128,7 +133,7 @@ def build(job: TrainingJob, settings: KubernetesSettings) -> Manifest:
     *before, resource = filled(templates[kind], values)
     for described in (*before, resource):
         check.require(described)
-    return Manifest(resource, tuple(before), comment)
+    return Manifest(resource, tuple(before), _how_to(job, settings, files), files)
 
 
 def _roles(job: TrainingJob, kind: Kind, nodes: int, elastic: bool) -> dict[str, tuple[int, dict[str, Any]]]:
@@ -170,15 +175,15 @@ def _gang(settings: KubernetesSettings, kind: Kind, nodes: int, count: int) -> d
     return {"minAvailable": least, **({"queue": settings.queue} if settings.queue else {})}
 
 
-def _how_to(job: TrainingJob, settings: KubernetesSettings) -> str:
+def _how_to(job: TrainingJob, settings: KubernetesSettings, paths: Iterable[str]) -> str:
     """How to send the same with kubectl."""
     folder = job.folder.resolve()
     if folder.is_relative_to(PACKAGE.parent):
         folder = folder.relative_to(PACKAGE.parent)
     own = f"{folder.as_posix()}/"
-    files = [path if path.startswith("workshop_utils/") else own + path for path in pods.sources(job)]
+    files = [path if path.startswith("workshop_utils/") else own + path for path in paths]
     space = f" --namespace {settings.namespace}" if settings.namespace != "default" else ""
-    manifest = (folder / pods.RENDERED).as_posix()
+    manifest = (folder / config_maps.RENDERED).as_posix()
     in_checkout = (PACKAGE.parent / "pyproject.toml").is_file()
     here = "the repository's root" if in_checkout else f"{PACKAGE.parent}, where the package is installed"
     lines = [
@@ -189,7 +194,10 @@ def _how_to(job: TrainingJob, settings: KubernetesSettings) -> str:
     ]
     if settings.data_claim is None and job.data is not None:
         source = PREPARED.format(source=job.data)
-        lines += [f"kubectl create{space} configmap {pods.data_name(job)} \\", f'  --from-file="{source}"']
+        lines += [
+            f"kubectl create{space} configmap {config_maps.data_name(job)} \\",
+            f'  --from-file="{source}"',
+        ]
     lines.append(f"kubectl create -f {manifest}")
     if settings.image_for(job).startswith(NO_REGISTRY):
         lines.append("In the place of REGISTRY belongs yours: jobs/images/build.sh pushes the image there.")

@@ -11,26 +11,22 @@
 
 from __future__ import annotations
 
-import base64
 import math
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any, Literal
 
 from workshop_utils.jobs import JobError, Resources, TrainingJob
 from workshop_utils.launchers.kubernetes.check import is_quantity
+from workshop_utils.launchers.kubernetes.config_maps import data_name
 from workshop_utils.launchers.kubernetes.settings import nodes_of
-from workshop_utils.launchers.source import shipped
 from workshop_utils.strategies import Addresses, strategy_of
-from workshop_utils.training import data
 
 FOLDERS = {name: f"/workshop/{name}" for name in ("job", "data", "model", "checkpoints")}
-LARGEST_NBYTES = 1 << 20  # of a ConfigMap, all values together (Kubernetes, "ConfigMaps")
 # Behind /dev/shm: part of the pod's memory. A container's own has 64 MB, too little for NCCL and data loaders.
 SHARED_MEMORY = {"name": "shm", "emptyDir": {"medium": "Memory"}}
 SHARED_MEMORY_MOUNT = {"name": "shm", "mountPath": "/dev/shm"}
-RENDERED = "kubernetes.yaml"  # beside job.yaml
 
 # The variables of a strategy that the manifest leaves out, by kind: the operator sets them, or torchrun and mpirun do,
 # which start the script. Nobody sets the interface: its name is not known before the pod runs, and Gloo finds it.
@@ -46,11 +42,6 @@ LEFT_OUT = {
 def script(job: TrainingJob) -> str:
     """Where the script is inside a container."""
     return f"{FOLDERS['job']}/{job.script}"
-
-
-def data_name(job: TrainingJob) -> str:
-    """The name of the ConfigMap that holds the data."""
-    return f"{job.name}-data"
 
 
 def variables(job: TrainingJob, kind: str | None = None) -> dict[str, str]:
@@ -93,9 +84,9 @@ def resources(
 
 
 def storage(
-    job: TrainingJob, namespace: str, data_claim: str | None
+    job: TrainingJob, files: Iterable[str], namespace: str, data_claim: str | None
 ) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
-    """The volumes of a pod, and where its container mounts them: files, data, model and checkpoints.
+    """The volumes of a pod, and where its container mounts them: `files`, data, model and checkpoints.
 
     Model and checkpoints are in sub-folders by namespace and job: namespaces may share a file system. A claim that is
     named twice is one volume: a pod with two volumes of one claim may wait for it for ever.
@@ -103,7 +94,7 @@ def storage(
     Raises:
         JobError: if `outputs` or `checkpoints` is no claim.
     """
-    paths = {Path(path).name: path for path in sources(job)}
+    paths = {Path(path).name: path for path in files}
     items = [{"key": key, "path": path} for key, path in paths.items()]
     without_claim: dict[str, dict[str, Any]] = {
         "job": {"configMap": {"name": job.name, "items": items}},
@@ -139,56 +130,3 @@ def _claim(job: TrainingJob, field: Literal["outputs", "checkpoints"]) -> str | 
             "them from the claim afterwards"
         ) from None
     return written and written.removeprefix("claim:")
-
-
-# What travels to the cluster
-
-
-def sources(job: TrainingJob) -> dict[str, str]:
-    """The text of what the job's folder holds, and of the modules that its script may import, by path in the pod."""
-    own = {
-        path.name: path.read_text(encoding="utf-8")
-        for path in sorted(job.folder.iterdir())
-        if path.is_file()
-        and path.name not in ("job.yaml", RENDERED)
-        and path.suffix in {".py", ".yaml", ".json", ".txt"}
-        and not _describes_a_job(path)
-    }
-    # A package may do without __init__.py, and a ConfigMap's empty value says nothing to a reader.
-    modules = {name: text for name, text in shipped(job).items() if text}
-    return {job.script: job.script_path.read_text(encoding="utf-8"), **own, **modules}
-
-
-def _describes_a_job(path: Path) -> bool:
-    """Whether `path` is a variant's description, which lies beside its script and which no pod needs."""
-    try:
-        return path.suffix == ".yaml" and bool(TrainingJob.load(path))
-    except JobError:
-        return False
-
-
-def config_maps(job: TrainingJob, with_data: bool) -> list[dict[str, Any]]:
-    """The ConfigMaps of `job`, without namespace or labels. A key is a file's name, as it can hold no slash.
-
-    Raises:
-        JobError: if they would be too large.
-        DataError: if there is no such data.
-    """
-    texts = {Path(path).name: text for path, text in sources(job).items()}
-    if sum(len(text.encode()) for text in texts.values()) > LARGEST_NBYTES:
-        raise JobError(f"script is {job.script!r}; with what it brings along it is larger than 1 MiB")
-    made = [_config_map(job.name, data=texts)]
-    if with_data and job.data is not None:
-        paths = [path for path in sorted(data.prepare(job.data).iterdir()) if path.is_file()]
-        contents = {path.name: path.read_bytes() for path in paths if path.name.startswith(("t10k", "train"))}
-        nbytes = sum(map(len, contents.values()))
-        if nbytes > LARGEST_NBYTES:
-            advice = "put it on a volume, and name its PersistentVolumeClaim in data_claim"
-            raise JobError(f"data is {job.data!r}, {nbytes / 1e6:.0f} MB; a ConfigMap holds 1 MiB: {advice}")
-        encoded = {name: base64.b64encode(content).decode() for name, content in contents.items()}
-        made.append(_config_map(data_name(job), binaryData=encoded))
-    return made
-
-
-def _config_map(name: str, **content: dict[str, str]) -> dict[str, Any]:
-    return {"apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": name}, **content}
