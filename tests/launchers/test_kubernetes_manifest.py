@@ -77,6 +77,6 @@ def test_an_image_that_was_pushed_from_here_is_named_with_its_digest(tmp_path, m
 def test_a_tfjob_ends_with_its_chief_or_else_with_all_of_its_workers():
     made = pods_of(Kubernetes().render(load("mnist_tensorflow/parameter_server.yaml")))
     assert [pod.worker for pod in made] == ["chief-0", "ps-0", "worker-0", "worker-1"]
-    assert [pod.awaited for pod in made] == [True, False, False, False]
+    assert [pod.required for pod in made] == [True, False, False, False]
     mirrored = pods_of(Kubernetes().render(load("mnist_tensorflow")))
-    assert [pod.awaited for pod in mirrored] == [True, True]
+    assert [pod.required for pod in mirrored] == [True, True]

@@ -295,7 +295,7 @@ def _volumes(
             raise JobError(f"pod {pod.name}: volume {name!r} is of {config.get('name')!r}; {known}")
         folders[mount["mountPath"].rstrip("/")] = str(folder)
     if pod.worker == "mpirun":
-        files["hostfile"] = f"localhost slots={len(pod.starts)}\n"
+        files["hostfile"] = f"localhost slots={len(pod.children)}\n"
     return folders, files
 
 

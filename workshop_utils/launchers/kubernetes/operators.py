@@ -35,8 +35,8 @@ class Pod:
         spec: that of the manifest.
         container: that in which the job runs.
         variables: those that the operator adds.
-        awaited: whether the job succeeds only once this pod has.
-        starts: the workers that mpirun or torchrun starts from here; without them the pod is a worker itself.
+        required: whether the job succeeds only once this pod has.
+        children: the workers that mpirun or torchrun starts from here; without them the pod is a worker itself.
     """
 
     name: str
@@ -44,14 +44,14 @@ class Pod:
     spec: Mapping[str, Any] = field(default_factory=dict)
     container: Mapping[str, Any] = field(default_factory=dict)
     variables: Mapping[str, str] = field(default_factory=dict)
-    awaited: bool = True
-    starts: tuple[str, ...] = ()
+    required: bool = True
+    children: tuple[str, ...] = ()
     restart_policy: str = "Never"
 
 
 def workers_in(pods: Iterable[Pod]) -> tuple[str, ...]:
     """The workers of `pods`, in order."""
-    return tuple(worker for pod in pods for worker in pod.starts or (pod.worker,))
+    return tuple(worker for pod in pods for worker in pod.children or (pod.worker,))
 
 
 def table_of(rows: Iterable[tuple[str, str, str]]) -> pd.DataFrame:
@@ -88,7 +88,7 @@ def reconcile(job: Mapping[str, Any], pods: Mapping[str, str], wanted: Iterable[
         return [("delete", name) for name, phase in pods.items() if remove(phase)]
     phases = [(pod, pods.get(pod.name)) for pod in wanted]
     enough = any if "elasticPolicy" in spec else all
-    if enough(phase == "Succeeded" for pod, phase in phases if pod.awaited):
+    if enough(phase == "Succeeded" for pod, phase in phases if pod.required):
         return [("condition", "Succeeded")]
     failed = [pod for pod, phase in phases if phase == "Failed"]
     if any(pod.restart_policy == "Never" for pod in failed):
@@ -147,7 +147,7 @@ def _pytorchjob(_manifest: Manifest, name: str, spec: Any, resolve: Resolve) -> 
         pod, worker = replicas[role]["template"]["spec"], _node(node, processes)
         decides = role == "Master" or not has_master  # the master alone, where there is one
         told = {"variables": variables, "restart_policy": replicas[role].get("restartPolicy", "Never")}
-        told |= {"spec": pod, "container": _container(pod, PYTORCH), "awaited": decides}
+        told |= {"spec": pod, "container": _container(pod, PYTORCH), "required": decides}
         yield Pod(f"{name}-{role.lower()}-{index}", **worker, **told)
 
 
@@ -160,7 +160,7 @@ def _mpijob(_manifest: Manifest, name: str, spec: Any, _resolve: Resolve) -> Ite
     }
     pod = spec["mpiReplicaSpecs"]["Launcher"]["template"]["spec"]
     workers = tuple(f"worker-{rank}" for rank in range(ranks))
-    yield Pod(f"{name}-launcher", "mpirun", pod, pod["containers"][0], variables, starts=workers)
+    yield Pod(f"{name}-launcher", "mpirun", pod, pod["containers"][0], variables, children=workers)
 
 
 def _trainjob(manifest: Manifest, name: str, spec: Any, resolve: Resolve) -> Iterator[Pod]:
@@ -202,7 +202,7 @@ def _node(node: int, processes: int) -> dict[str, Any]:
     if processes == 1:
         return {"worker": f"worker-{node}"}
     ranks = range(node * processes, (node + 1) * processes)
-    return {"worker": f"node-{node}", "starts": tuple(f"worker-{rank}" for rank in ranks)}
+    return {"worker": f"node-{node}", "children": tuple(f"worker-{rank}" for rank in ranks)}
 
 
 def _container(spec: Mapping[str, Any], name: str) -> Mapping[str, Any]:
