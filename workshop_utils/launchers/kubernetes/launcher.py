@@ -52,10 +52,10 @@ class Kubernetes(KubernetesSettings):
         require_registry(self.image_for(job))
         carried = config_maps(job, manifest.files, with_data=self.data_claim is None)
         objects = JobObjects(connect(self.context), manifest, carried)
-        pods, queue = pods_of(manifest), self.gang and (self.queue or "default")
+        pods = pods_of(manifest)
         warning = UNSAVED if self.with_defaults(job).outputs is None else ""
         return objects.launch(
-            lambda: KubernetesRun(KubernetesJob(objects, pods, job.timeout_seconds, queue), pods, warning)
+            lambda: KubernetesRun(KubernetesJob(objects, pods, job.timeout_seconds), pods, warning)
         )
 
 
@@ -116,11 +116,9 @@ class KubernetesJob(RemoteJob):
         notices: what the cluster has warned of, each once.
     """
 
-    def __init__(
-        self, objects: JobObjects, pods: Sequence[Pod], timeout_seconds: float, queue: str | None
-    ) -> None:
+    def __init__(self, objects: JobObjects, pods: Sequence[Pod], timeout_seconds: float) -> None:
         self.objects, self.notices = objects, list[str]()
-        self._timeout_seconds, self._queue = timeout_seconds, queue
+        self._timeout_seconds = timeout_seconds
         self._warnings, self._warnings_at = list[tuple[str, str]](), -WARNINGS_SECONDS
         self._launched = time.monotonic()
         self._worker_by_pod = {pod.name: pod.worker for pod in pods}
@@ -155,10 +153,8 @@ class KubernetesJob(RemoteJob):
             raise Unreachable(str(error)) from None
         self._waits_for = ""
         if not pods and time.monotonic() - self._launched > PATIENCE_SECONDS:
-            kind = self.objects.resource["kind"]
-            self._waits_for = f"its first pod; is the operator running that makes pods of a {kind}?"
-            if self._queue:
-                self._waits_for = f"its first pod: its turn in the queue {self._queue}, or its operator"
+            operator = f"the operator that makes pods of a {self.objects.resource['kind']}"
+            self._waits_for = f"its first pod; is it queued by gang scheduling, or does {operator} not run?"
         self._read_warnings(pods, receive)
         for pod in pods:
             if pod["status"]["phase"] != "Pending":
