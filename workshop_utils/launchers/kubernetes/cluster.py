@@ -46,12 +46,8 @@ VERBS = {"GET": "looking at", "PATCH": "naming the owner of", "DELETE": "deletin
 # What to do, where the cluster's own message does not say it.
 ADVICE = {
     401: "the cluster does not know you: your login has expired, or is for another cluster; log in again",
-    403: "you may not do that; whoever runs the cluster grants it by a Role and a RoleBinding in the namespace",
     404: "there is no such thing; look at the namespace, and whether the operator for this kind is installed",
-    409: "something of that name exists already; delete it, or give the job another name",
 }
-# What else is answered by 403: a quota, a namespace that is being deleted, an operator's check.
-NOT_ABOUT_RIGHTS = ("exceeded quota", "is being terminated", "denied the request")
 # The failures in which a request has not left this machine. Of TLS's, that is one alone: others may come afterwards.
 NOT_SENT = (urllib3.exceptions.NewConnectionError, urllib3.exceptions.ConnectTimeoutError)
 BAD_CERTIFICATE = "CERTIFICATE_VERIFY_FAILED"
@@ -325,8 +321,7 @@ class JobObjects:
                 message = error.reason or error.status
             if not error.status:  # the client's word for a failure of TLS
                 raise _unanswered(asked, error.reason) from None
-            refused = error.status == 403 and any(words in str(message) for words in NOT_ABOUT_RIGHTS)
-            advice = ADVICE.get(0 if refused else error.status, f"the cluster answered {error.status}")
+            advice = ADVICE.get(error.status, f"the cluster answered {error.status}")
             # A webhook is asked before anything is stored.
             sent = error.status >= 500 and "failed calling webhook" not in str(message)
             said = f"{asked}: {advice}. Kubernetes says: {message}"
