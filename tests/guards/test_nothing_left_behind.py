@@ -37,7 +37,7 @@ ENDLESS = {
     "mpi": ("jobs/digits_ring/mpi.yaml", "-a", "epochs=1000000", "--timeout", "5min"),
 }
 START_SECONDS = 90.0  # in which a busy machine starts every worker
-ENDING_SECONDS = 30.0  # in which a busy machine ends what is to be ended
+ENDING_SECONDS = 90.0  # in which a busy machine ends what is to be ended
 RANKS = ("RANK", "HOROVOD_RANK", "OMPI_COMM_WORLD_RANK")
 
 

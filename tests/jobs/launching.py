@@ -35,7 +35,7 @@ def launched(name: str, folder: Path | None = None, warm: bool = True, **changes
 def killed(job: TrainingJob, worker: str, is_time: Callable[[ProcessRun], bool]) -> None:
     """Launch `job`, and kill `worker` once `is_time(run)`."""
     with Local(warm=True).launch(job) as run:
-        assert eventually(lambda: is_time(run) or run.state is not RunState.RUNNING, 100), "it is too slow"
+        assert eventually(lambda: is_time(run) or run.state is not RunState.RUNNING), "it is too slow"
         assert run.state is RunState.RUNNING, run.reason
         (pid,) = [start["pid"] for start in run.starts if start["worker"] == worker]
         os.kill(pid, signal.SIGKILL)

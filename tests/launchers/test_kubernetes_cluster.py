@@ -473,7 +473,7 @@ def test_the_command_line_shows_what_the_cluster_warns_of_once(server, job, tmp_
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
 def test_a_closed_terminal_or_a_kill_ends_the_job_as_an_interrupt_does(server, job, tmp_path, number):
     process = subprocess.Popen(command_line(job, tmp_path), stderr=subprocess.PIPE, text=True)
-    assert eventually(lambda: len(server.made()) == 3, 60)
+    assert eventually(lambda: len(server.made()) == 3)
     process.send_signal(number)
     assert "stopped, nothing is left running" in process.communicate(timeout=60)[1]
     assert process.returncode == 128 + number

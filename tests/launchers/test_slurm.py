@@ -163,7 +163,7 @@ def test_a_job_whose_mpirun_lost_a_node_has_failed(make_job, target, cluster):
             time.sleep(0.1)
     """
     with target.launch(make_job(script, strategy="mpi", workers=2)) as run:
-        assert eventually(lambda: lines_of(run, "worker-0") + lines_of(run, "worker-1") == ["ready"] * 2, 60)
+        assert eventually(lambda: lines_of(run, "worker-0") + lines_of(run, "worker-1") == ["ready"] * 2)
         for pid, command in cluster.processes().items():
             if "prted" in command.split()[0]:
                 os.kill(pid, signal.SIGKILL)
@@ -185,7 +185,7 @@ def test_a_stopped_job_leaves_no_process_not_even_one_of_another_session(make_jo
         processes_per_node=2,
     )
     with target.launch(job) as run:
-        assert eventually(lambda: lines_of(run, "worker-0") + lines_of(run, "worker-1") == ["ready"] * 2, 60)
+        assert eventually(lambda: lines_of(run, "worker-0") + lines_of(run, "worker-1") == ["ready"] * 2)
         assert sum(command == "sleep 600" for command in cluster.processes().values()) == 2
     assert run.state is RunState.STOPPED  # and the fixture looks for what is left
 
@@ -194,7 +194,7 @@ def test_a_stopped_job_leaves_no_process_not_even_one_of_another_session(make_jo
 def test_a_job_that_waits_in_the_queue_says_why_until_it_is_stopped(make_job, target, cluster):
     later = target.model_copy(update={"options": ("--begin=now+1hour",)})
     with later.launch(make_job("")) as run:
-        assert eventually(lambda: "pending: BeginTime" in run.waits_for, 30), run.waits_for
+        assert eventually(lambda: "pending: BeginTime" in run.waits_for), run.waits_for
         assert run.state is RunState.RUNNING
     assert run.state is RunState.STOPPED
 
@@ -216,7 +216,7 @@ def test_a_requeued_job_goes_on_from_its_checkpoint(make_job, target, cluster, t
         checkpoints=str(tmp_path / "checkpoints"),
     )
     with target.launch(job) as run:
-        assert eventually(lambda: lines_of(run, "worker-0") == ["saved"], 60)
+        assert eventually(lambda: lines_of(run, "worker-0") == ["saved"])
         cluster.ask("scontrol", "requeue", cluster.ask("squeue", "-h", "-o", "%A").strip())
         run.wait(PATIENCE_SECONDS)
     assert list(run.metrics["life"]) == [0, 1]

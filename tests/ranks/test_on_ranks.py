@@ -425,7 +425,7 @@ def test_a_killed_kernel_leaves_nothing(seconds, network, tmp_path):
         time.sleep(seconds)
         process.kill()
         process.wait()
-    assert eventually(lambda: not marked_processes(), 15), marked_processes()
+    assert eventually(lambda: not marked_processes()), marked_processes()
 
 
 def test_an_interrupt_while_the_framework_is_imported_leaves_no_server():

@@ -181,7 +181,7 @@ def test_what_a_worker_started_ends_with_the_run(ending, state, make_job, watch)
     with Local().launch(make_job(SAY, ORPHANS, ending)) as run:
         until_ready(run)
         if state is not RunState.STOPPED:
-            assert watch.eventually(lambda: run.state is not RunState.RUNNING, 30)
+            assert watch.eventually(lambda: run.state is not RunState.RUNNING)
     run.stop()  # once more, which changes nothing
     assert run.state is state
 

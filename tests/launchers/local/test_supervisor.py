@@ -37,7 +37,7 @@ class Group(ProcessGroup):
 
     def end(self):
         """Wait for the end; the last event."""
-        assert eventually(lambda: self.ended, 60), self.events
+        assert eventually(lambda: self.ended), self.events
         return self.ended
 
     def said(self, name):
@@ -156,9 +156,9 @@ def test_a_process_whose_first_thread_has_ended_is_not_forgotten():
         f"ctypes.CDLL(None).syscall({number}, 0)"  # this thread alone; the process stays, as a zombie
     )
     group = Group(python("one", script))
-    assert eventually(lambda: any(event["event"] == "line" for event in group.events), 60)
+    assert eventually(lambda: any(event["event"] == "line" for event in group.events))
     (pid,) = [event["pid"] for event in group.events if event["event"] == "started"]
-    assert eventually(lambda: psutil.Process(pid).status() == psutil.STATUS_ZOMBIE, 60)
+    assert eventually(lambda: psutil.Process(pid).status() == psutil.STATUS_ZOMBIE)
     group.stop()
     assert group.end()["outcome"] == "stopped"
     assert not psutil.pid_exists(pid)
