@@ -28,7 +28,8 @@ def job_of(name: str, **changes: object) -> TrainingJob:
 
 def launched(name: str, folder: Path | None = None, warm: bool = True, **changes: object) -> ProcessRun:
     """The run of the job called `name`, once it has succeeded; its model is kept in `folder`."""
-    with Local(warm=warm, output=folder).launch(job_of(name, **changes)) as run:
+    outputs = {} if folder is None else {"outputs": str(folder)}
+    with Local(warm=warm).launch(job_of(name, **outputs, **changes)) as run:
         return run.wait(200)
 
 

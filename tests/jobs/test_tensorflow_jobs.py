@@ -18,7 +18,7 @@ pytestmark = [pytest.mark.processes, pytest.mark.usefixtures("nothing_is_left")]
 
 def trained(job, folder, warm=True):
     """The run of `job` to its end, the step after which it resumed (0: it did not), and the weights it wrote."""
-    with Local(warm=warm, output=folder).launch(job) as run:
+    with Local(warm=warm).launch(job.replace(outputs=str(folder))) as run:
         run.wait(PATIENCE_SECONDS)
     assert run.warm is warm
     lines = list(run.logs())

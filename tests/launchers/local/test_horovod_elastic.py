@@ -79,8 +79,8 @@ def listening_addresses(watch):
 @pytest.mark.usefixtures("nothing_is_left")
 def test_a_worker_is_killed_the_others_train_on_and_another_joins(watch, tmp_path):
     arguments = {"steps": 1000, "step-seconds": 0.02}
-    job = TrainingJob.load(JOB).replace(workers=3, timeout="4min", arguments=arguments)
-    with Local(warm=True, output=tmp_path).launch(job) as run:
+    job = TrainingJob.load(JOB).replace(workers=3, timeout="4min", arguments=arguments, outputs=str(tmp_path))
+    with Local(warm=True).launch(job) as run:
         assert run.workers == ("worker-0", "worker-1", "worker-2")
         until(run, lambda: max(steps_of(run, 3), default=0) >= 20)
         assert listening_addresses(watch) == {"127.0.0.1"}
@@ -105,8 +105,9 @@ def test_a_worker_is_killed_the_others_train_on_and_another_joins(watch, tmp_pat
 @needs_horovod
 @pytest.mark.usefixtures("nothing_is_left")
 def test_the_killed_worker_may_be_rank_0_and_the_run_ends_well(tmp_path):
-    job = TrainingJob.load(JOB).replace(timeout="4min", arguments={"steps": 80, "step-seconds": 0.02})
-    with Local(output=tmp_path).launch(job) as run:
+    arguments = {"steps": 80, "step-seconds": 0.02}
+    job = TrainingJob.load(JOB).replace(timeout="4min", arguments=arguments, outputs=str(tmp_path))
+    with Local().launch(job) as run:
         until(run, lambda: max(steps_of(run, 2), default=0) >= 10)
         os.kill(pids_of(run, "worker-0")[0], signal.SIGKILL)
         run.wait(PATIENCE_SECONDS)

@@ -81,8 +81,7 @@ class Local:
     core (see `network.devices`); `run.remark` says if this machine was too busy for that. With `warm`, ranks
     of scripts that use PyTorch, TensorFlow or NumPy fork from a server that has imported it already (see `warm`); other
     scripts start cold all the same. A forked script cannot change variables that its framework reads on import;
-    TensorFlow was imported without oneDNN. `output` is the folder in which a job's model stays, in place of the job's
-    own `outputs`; without either, models are gone when the run ends.
+    TensorFlow was imported without oneDNN. Without the job's `outputs`, its model is gone when the run ends.
 
     GPUs are dealt out: each worker sees its own `resources.gpu` of them, and other processes see none. If
     CUDA_VISIBLE_DEVICES limits this process, only the GPUs that it lists are dealt out. Two runs at the same time do
@@ -93,7 +92,6 @@ class Local:
         self,
         network: Network | None = None,
         warm: bool = False,
-        output: str | Path | None = None,
         emulated_device: str | EmulatedDevice | None = None,
     ) -> None:
         self.network = network
@@ -101,7 +99,6 @@ class Local:
             EmulatedDevice.parse(emulated_device) if isinstance(emulated_device, str) else emulated_device
         )
         self.warm = warm
-        self.output = output
 
     def render(self, job: TrainingJob) -> LocalRequest:
         """The processes that `launch` starts, on ports that are free now. Starts nothing, and reserves nothing.
@@ -122,7 +119,6 @@ class Local:
         for name in ("workers", "parameter_servers"):
             if (count := getattr(job, name)) > MOST_PROCESSES:
                 raise JobError(f"{name} is {count}; a local run may have at most {MOST_PROCESSES:,}")
-        job = job if self.output is None else job.replace(outputs=str(self.output))
         strategy, scratch = strategy_of(job), scratch_folder()
         specs = strategy.processes(job)
         names = [spec.name for spec in specs]
