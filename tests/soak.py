@@ -20,9 +20,8 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from pathlib import Path
-from typing import NamedTuple
 
 import numpy as np
 import psutil
@@ -43,30 +42,21 @@ ENDING_SECONDS = 15.0  # that a machine full of work may take to end what is to 
 NETWORK = Network(bandwidth="1Gbit")
 
 
-class Kind(NamedTuple):
-    """A job to launch: how often, and about how many seconds a whole run of it takes."""
-
-    weight: int
-    seconds: float
-    workers: tuple[int, ...] = (2,)
-    arguments: Mapping[str, int] = {"epochs": 1}
-    networked: bool = False
-
-
+# Jobs to launch, and about how many seconds a whole run of each takes.
 KINDS = {
-    "mnist_torch_ddp/single.yaml": Kind(15, 1.0, (1,)),
-    "digits_ring": Kind(25, 1.5, (2, 3, 4), networked=True),
-    "digits_ring/parameter_server.yaml": Kind(20, 1.5, (1, 2, 3), networked=True),
-    "mnist_torch_ddp": Kind(15, 2.0, (2, 3), networked=True),
-    "digits_ring/mpi.yaml": Kind(8, 3.0, (2, 3)),
-    "mnist_horovod": Kind(6, 5.0),
-    "digits_horovod_elastic": Kind(3, 6.0, arguments={}),
-    "mnist_tensorflow": Kind(4, 8.0),
-    "mnist_tensorflow/parameter_server.yaml": Kind(4, 8.0),
+    "mnist_torch_ddp": 2.0,
+    "digits_ring": 1.5,
+    "digits_ring/parameter_server.yaml": 1.5,
+    "digits_ring/mpi.yaml": 3.0,
+    "mnist_horovod": 5.0,
+    "digits_horovod_elastic": 6.0,
+    "mnist_tensorflow": 8.0,
+    "mnist_tensorflow/parameter_server.yaml": 8.0,
 }
+NETWORKED = ("mnist_torch_ddp", "digits_ring")
 # Fates of a launch, in the last two of which the owner is another process, and of a call of `on_ranks`.
-LAUNCHES = {"end": 40, "stop": 15, "process killed": 30, "owner interrupted": 8, "owner killed": 7}
-CALLS = {"end": 20, "process killed": 40, "interrupted": 40}
+LAUNCHES = ("end", "stop", "process killed", "owner interrupted", "owner killed")
+CALLS = ("end", "process killed", "interrupted")
 
 
 class Left(Exception):
@@ -99,10 +89,9 @@ def main() -> None:
 
 def drawn(chance: random.Random, is_launch: bool) -> tuple[str, str, Callable[[], None]]:
     """What is done next, its fate, and how."""
-    fates = LAUNCHES if is_launch else CALLS
-    (fate,) = chance.choices(list(fates), list(fates.values()))
+    fate = chance.choice(LAUNCHES if is_launch else CALLS)
     if is_launch:
-        (name,) = chance.choices(list(KINDS), [kind.weight for kind in KINDS.values()])
+        name = chance.choice(list(KINDS))
         launch = launch_elsewhere if fate.startswith("owner ") else launch_here
         return name, fate, lambda: launch(name, fate, chance)
     framework = "torch" if chance.random() < 0.2 else None
@@ -150,14 +139,14 @@ def kill_a_process(chance: random.Random) -> None:
 
 
 def launch_here(name: str, fate: str, chance: random.Random) -> None:
-    kind = KINDS[name]
-    fields = {"workers": chance.choice(kind.workers), "arguments": kind.arguments}
-    job = TrainingJob.load(JOBS / name).replace(timeout=f"{TIMEOUT_SECONDS}s", **fields)
-    network = NETWORK if kind.networked and chance.random() < 0.2 else None
+    arguments = {} if name == "digits_horovod_elastic" else {"epochs": 1}
+    fields = {"workers": chance.randint(2, 3), "arguments": arguments, "timeout": f"{TIMEOUT_SECONDS}s"}
+    network = NETWORK if name in NETWORKED and chance.random() < 0.2 else None
     began = time.monotonic()
-    with Local(warm=chance.random() < 0.7, network=network).launch(job) as run:
+    launcher = Local(warm=chance.random() < 0.7, network=network)
+    with launcher.launch(TrainingJob.load(JOBS / name).replace(**fields)) as run:
         if fate != "end":
-            time.sleep(chance.uniform(0, kind.seconds))
+            time.sleep(chance.uniform(0, KINDS[name]))
             run.stop() if fate == "stop" else kill_a_process(chance)
         if not eventually(lambda: run.state is not RunState.RUNNING, TIMEOUT_SECONDS + ENDING_SECONDS):
             raise Left(f"it still runs {time.monotonic() - began:.0f} s after its launch, past its time-out")
@@ -168,18 +157,10 @@ def launch_here(name: str, fate: str, chance: random.Random) -> None:
 
 
 def launch_elsewhere(name: str, fate: str, chance: random.Random) -> None:
-    kind = KINDS[name]
-    command = [str(WORKSHOP), "launch", str(JOBS / name), "--workers", str(chance.choice(kind.workers))]
-    command += ["--timeout", "1min"]
-    command += [part for name, value in kind.arguments.items() for part in ("-a", f"{name}={value}")]
-    end(command, fate, chance.uniform(0.2, 1.5 + kind.seconds))
-
-
-def end(command: list[str], fate: str, seconds: float) -> None:
-    """Start `command`, and interrupt or kill it after `seconds`."""
+    command = [str(WORKSHOP), "launch", str(JOBS / name), "--workers", "2", "--timeout", "1min"]
     quiet = {"stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
     owner = subprocess.Popen(command, cwd=Path(__file__).parent, **quiet)
-    time.sleep(seconds)
+    time.sleep(chance.uniform(0.2, 1.5 + KINDS[name]))
     owner.send_signal(signal.SIGINT if fate == "owner interrupted" else signal.SIGKILL)
     try:
         owner.wait(TIMEOUT_SECONDS)
