@@ -249,16 +249,10 @@ def _problems_together(described: Mapping[str, Any]) -> Iterator[str]:
             for mount in container.get("volumeMounts", ()):
                 if mount["name"] not in volumes:
                     yield f"{mount['mountPath']} mounts volume {mount['name']!r}, which the pod does not have"
-    match described["kind"]:
-        case "MPIJob":
-            workers = spec["mpiReplicaSpecs"].get("Worker", {}).get("replicas", 1)
-            if len(last := f"{name}-worker-{workers - 1}") > 63:
-                yield f"metadata.name is too long: {last}, a pod's name, would have more than 63 characters"
-        case "Job" if "tasks" in spec:
-            total = sum(task.get("replicas", 0) for task in spec["tasks"])
-            if spec.get("minAvailable", 0) > total:
-                least = spec["minAvailable"]
-                yield f"spec.minAvailable is {least}; it may be at most {total}, the replicas of all tasks"
+    if described["kind"] == "MPIJob":
+        workers = spec["mpiReplicaSpecs"].get("Worker", {}).get("replicas", 1)
+        if len(last := f"{name}-worker-{workers - 1}") > 63:
+            yield f"metadata.name is too long: {last}, a pod's name, would have more than 63 characters"
 
 
 def _pods_in(value: Any) -> Iterator[Mapping[str, Any]]:
