@@ -12,14 +12,9 @@ from typing import Any
 import yaml
 
 from workshop_utils.jobs import JobError, Resources, TrainingJob
-from workshop_utils.launchers.kubernetes import check, config_maps, pods
-from workshop_utils.launchers.kubernetes.settings import (
-    LONGEST_SECONDS,
-    NO_REGISTRY,
-    Kind,
-    KubernetesSettings,
-    nodes_of,
-)
+from workshop_utils.launchers.kubernetes import check, pods
+from workshop_utils.launchers.kubernetes.config_maps import RENDERED, data_name, sources
+from workshop_utils.launchers.kubernetes.settings import NO_REGISTRY, Kind, KubernetesSettings, nodes_of
 from workshop_utils.launchers.source import PACKAGE
 from workshop_utils.launchers.template import filled
 from workshop_utils.strategies import TORCHRUN_RESTARTS, strategy_of
@@ -33,6 +28,7 @@ TF_ROLES = {"chief": "Chief", "ps": "PS", "worker": "Worker"}
 SSHD = ("/usr/sbin/sshd", "-De", "-o", "StrictModes=no")
 # Pods do not know each other's keys; and a worker's name may not be known to the DNS in its first seconds.
 SSH = "-o StrictHostKeyChecking=no -o ConnectionAttempts=10"
+LONGEST_SECONDS = 2**31 - 1  # which a field of Kubernetes can hold
 KEEP_SECONDS = 3600  # the finished job, where nobody deletes it
 QUEUE = "scheduling.volcano.sh/queue-name"
 UNSAVED = "The model goes with its pod. To keep it, give the job outputs on a volume, claim:NAME."
@@ -75,7 +71,7 @@ def build(job: TrainingJob, settings: KubernetesSettings) -> Manifest:
             f"timeout is {job.timeout!r}; Kubernetes counts whole seconds: 1 to {LONGEST_SECONDS}, 68 years"
         )
     job = settings.with_defaults(job)
-    files = config_maps.sources(job)
+    files = sources(job)
     templates = yaml.safe_load(Path(__file__).with_name("kinds.yaml").read_text(encoding="utf-8"))
     elastic = settings.elastic
     if elastic is not None:
@@ -183,7 +179,7 @@ def _how_to(job: TrainingJob, settings: KubernetesSettings, paths: Iterable[str]
     own = f"{folder.as_posix()}/"
     files = [path if path.startswith("workshop_utils/") else own + path for path in paths]
     space = f" --namespace {settings.namespace}" if settings.namespace != "default" else ""
-    manifest = (folder / config_maps.RENDERED).as_posix()
+    manifest = (folder / RENDERED).as_posix()
     in_checkout = (PACKAGE.parent / "pyproject.toml").is_file()
     here = "the repository's root" if in_checkout else f"{PACKAGE.parent}, where the package is installed"
     lines = [
@@ -194,10 +190,7 @@ def _how_to(job: TrainingJob, settings: KubernetesSettings, paths: Iterable[str]
     ]
     if settings.data_claim is None and job.data is not None:
         source = PREPARED.format(source=job.data)
-        lines += [
-            f"kubectl create{space} configmap {config_maps.data_name(job)} \\",
-            f'  --from-file="{source}"',
-        ]
+        lines += [f"kubectl create{space} configmap {data_name(job)} \\", f'  --from-file="{source}"']
     lines.append(f"kubectl create -f {manifest}")
     if settings.image_for(job).startswith(NO_REGISTRY):
         lines.append("In the place of REGISTRY belongs yours: jobs/images/build.sh pushes the image there.")

@@ -51,7 +51,6 @@ WITHOUT_KIND: dict[StrategyName, str] = {
 }
 ONE_PROCESS_A_POD = ("TFJob", "Job")  # these kinds have no program that would start several
 JOB_RESOURCES = {"cpu", "memory", "nvidia.com/gpu"}  # what a job says itself, in `resources`
-LONGEST_SECONDS = 2**31 - 1  # which a field of Kubernetes can hold
 Amount = Annotated[int | str, Field(union_mode="left_to_right")]
 
 
