@@ -306,16 +306,13 @@ def test_another_job_of_the_same_name_is_neither_followed_nor_deleted(server, jo
     assert "not ours" not in str(raised.value)
 
 
-@pytest.mark.parametrize("status", [401, 403])
-def test_an_expired_login_does_not_lose_a_job_but_one_that_stays_gives_it_up(
-    server, job, monkeypatch, status
-):
+def test_an_expired_login_does_not_lose_a_job_but_one_that_stays_gives_it_up(server, job, monkeypatch):
     started = PLACE.launch(job)
-    server.script["GET", "ddp"] = [refused(status, "log in")] * 3
+    server.script["GET", "ddp"] = [refused(401, "log in")] * 3
     assert eventually(lambda: not server.script["GET", "ddp"])
     assert started.state is RunState.RUNNING
     monkeypatch.setattr("workshop_utils.launchers.remote.BLIND_SECONDS", 0.1)
-    server.script["GET", "ddp"] = [refused(status, "log in")] * 1000
+    server.script["GET", "ddp"] = [refused(401, "log in")] * 1000
     with pytest.raises(RunFailed, match="ddp does not answer, and may still be running"):
         started.wait(timeout_seconds=20)
     assert len(server.made()) == 3
@@ -371,9 +368,7 @@ def test_a_job_counts_as_deleted_once_its_pods_are_gone_or_cannot_be_seen(server
     assert (started.state, server.made()) == (RunState.STOPPED, [])
 
 
-def test_an_api_server_that_restarts_does_not_end_a_run_and_one_that_is_gone_says_what_may_run(
-    server, job, monkeypatch
-):
+def test_an_api_server_that_restarts_does_not_end_a_run(server, job):
     server.pods = [pod("master")]
     server.logs["ddp-master-0"] = stamped("hello")
     with PLACE.launch(job) as started:
@@ -389,14 +384,6 @@ def test_an_api_server_that_restarts_does_not_end_a_run_and_one_that_is_gone_say
         assert len(server.requests) > asked
         assert [line.text for line in started.logs(worker="worker-0")] == ["hello"]
     assert server.made() == []
-    monkeypatch.setattr("workshop_utils.launchers.remote.BLIND_SECONDS", 0.1)
-    server.job_status = {}
-    started = PLACE.launch(job)
-    server.close()
-    with pytest.raises(RunFailed, match="ddp does not answer, and may still be running"):
-        started.wait(timeout_seconds=60)
-    assert refusal(started.stop).startswith(f"The job may still exist and run. To delete it: {DELETE}")
-    server.open(server.port)
 
 
 # How a cluster is found
