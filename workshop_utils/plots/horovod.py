@@ -82,15 +82,11 @@ def gradient_timelines(recorded: Mapping[str, Sequence[TimelineSpan]]) -> Figure
     for axes, spans in zip(grid, shown.values(), strict=True):
         _gradients(axes, spans, SHORTEST_BAR * max(lengths))
     grid[-1].set_xlabel("milliseconds since a cycle first saw a gradient")
-    _legend(figure, dict(PHASES.values()))
+    handles = [Patch(color=colour, label=name) for name, colour in dict(PHASES.values()).items()]
+    figure.legend(handles=handles, loc="outside lower left", ncols=len(handles), fontsize=9)
     detail = "a row: a gradient; the shortest recorded step of each run, on one scale"
     finding = ", ".join(f"{name}: {count}" for name, count in counts.items())
     return style.finish(figure, finding[0].upper() + finding[1:], detail)
-
-
-def _legend(figure: Figure, colours: Mapping[str, str]) -> None:
-    handles = [Patch(color=style.colour_of(colour), label=name) for name, colour in colours.items()]
-    figure.legend(handles=handles, loc="outside lower left", ncols=len(handles), fontsize=9)
 
 
 def _fastest(steps: Sequence[list[TimelineSpan]]) -> list[TimelineSpan]:

@@ -39,14 +39,6 @@ class TimelineSpan(NamedTuple):
         return self.end - self.start
 
 
-class Message(NamedTuple):
-    """One all-reduce, of one gradient or of several that were packed together; times as in TimelineSpan."""
-
-    tensors: tuple[str, ...]
-    start: float
-    end: float
-
-
 def read_timeline(path: str | Path) -> list[TimelineSpan]:
     """The activities in a timeline, in the order in which they began. What had not ended is left out.
 
@@ -84,18 +76,18 @@ def _spans(events: Sequence[dict[str, Any]]) -> list[TimelineSpan]:
     return sorted(spans, key=lambda span: span.start)
 
 
-def messages(spans: Sequence[TimelineSpan]) -> list[Message]:
-    """The all-reduces in the order in which they were made.
+def messages(spans: Sequence[TimelineSpan]) -> list[list[str]]:
+    """The gradients in each all-reduce, in the order in which these were made.
 
     Horovod makes one after the other, so gradients whose all-reduces overlap were in the same.
     """
-    made: list[Message] = []
+    made: list[list[str]] = []
+    end = 0.0
     for span in sorted((span for span in spans if span.activity in MESSAGES), key=lambda span: span.start):
-        if made and span.start < made[-1].end:
-            last = made.pop()
-            made.append(Message((*last.tensors, span.tensor), last.start, max(last.end, span.end)))
-        else:
-            made.append(Message((span.tensor,), span.start, span.end))
+        if not made or span.start >= end:
+            made.append([])
+        made[-1].append(span.tensor)
+        end = max(end, span.end)
     return made
 
 
