@@ -39,21 +39,6 @@ def test_launch_prints_each_report_and_the_end(make_job):
     assert f"{job.name}: succeeded" in done.stdout
 
 
-def test_a_job_that_fails_is_started_again_when_asked_to(make_job):
-    job = make_job(
-        """
-        import sys
-        from workshop_utils import place
-        place.here()
-        place.report(step=7, loss=1.0)
-        sys.exit(0 if place.restart_count() == 2 else "not yet")
-        """
-    )
-    done = launch(job, "--restarts", "2")
-    assert done.returncode == 0, done.stderr
-    assert done.stdout.count("[worker-0] step 7") == 3
-
-
 def test_an_interrupt_before_the_display_stops_the_run_as_well(make_job, monkeypatch):
     interrupted = []
 

@@ -29,7 +29,6 @@ BENCHMARKS: dict[str, Callable[[bool], Iterator[Row]]] = {
     "network": running.network,
     "all_reduce": communication.all_reduce,
     "steps": communication.steps,
-    "recovery": running.recovery,
     "emulation": scale_model.emulation,
     "published": scale_model.published,
 }

@@ -60,11 +60,10 @@ def launch(
         str | None, typer.Option("--outputs", "--output", help=f"For the model: {STORAGE}")
     ] = None,
     checkpoints: Annotated[str | None, typer.Option(help=f"For checkpoints: {STORAGE}")] = None,
-    restarts: Annotated[int, typer.Option(help="How often to restart it when it fails.")] = 0,
     render: Annotated[bool, typer.Option("--render", help="Show what would be sent; start nothing.")] = False,
 ) -> None:
     """Launch a job and show its progress, one line a worker."""
-    from workshop_utils.jobs import JobError, TrainingJob
+    from workshop_utils.jobs import TrainingJob
     from workshop_utils.launchers.targets import launcher_for
     from workshop_utils.network import Network
 
@@ -76,12 +75,6 @@ def launch(
     launcher = launcher_for(
         on, config, Network.parse(network) if network is not None else None, emulated_device
     )
-    if restarts:
-        if on != "local":
-            raise JobError(f"--restarts is for local runs; {on} has its own way of restarting jobs")
-        from workshop_utils.launchers.restarting import Restarting
-
-        launcher = Restarting(launcher, restarts)
     if render:
         typer.echo(launcher.render(described))
         return

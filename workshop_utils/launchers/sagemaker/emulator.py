@@ -19,9 +19,10 @@ import os
 import shlex
 import sys
 import tempfile
+import threading
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import psutil
 
@@ -29,13 +30,12 @@ from workshop_utils.jobs import TrainingJob, storage_kind
 from workshop_utils.launchers import output
 from workshop_utils.launchers.local import environment
 from workshop_utils.launchers.local.run import Process, ProcessRun
-from workshop_utils.launchers.restarting import RestartedRun, Restarting
 from workshop_utils.launchers.sagemaker import toolkit
 from workshop_utils.launchers.sagemaker.settings import SageMakerSettings
 from workshop_utils.launchers.sagemaker.submission import submission_of
 from workshop_utils.launchers.source import shipped
 from workshop_utils.network.ports import PortReservation
-from workshop_utils.runs import Run
+from workshop_utils.runs import Run, RunState
 from workshop_utils.training import data
 
 if TYPE_CHECKING:
@@ -101,7 +101,7 @@ class EmulatedSageMaker(SageMakerSettings):
             job.storage(name, "folder")
         request = self.render(job)
         environment.await_horovod(job)
-        return SpotRun(job, self, request) if self.spot else start(request)
+        return SpotRun(request) if self.spot else start(request)
 
 
 class EmulatedRun(ProcessRun):
@@ -119,20 +119,31 @@ class EmulatedRun(ProcessRun):
         return f"AlgorithmError: {self.error} on {name}, {how}. {output.last_lines(texts)}"
 
 
-class SpotRun(RestartedRun):
-    """A run on emulated spot instances. One that is interrupted goes on, on new ones, from its checkpoints."""
+class SpotRun(Run):
+    """A run on emulated spot instances. One that is interrupted goes on, on new ones, from its checkpoints.
+
+    `attempts` are the runs so far, one a start. Records and metrics carry the number of their `attempt`, from 0.
+    """
 
     answered_by = EmulatedRun.answered_by
 
-    def __init__(self, job: TrainingJob, launcher: EmulatedSageMaker, request: Request) -> None:
+    def __init__(self, request: Request) -> None:
         self._request = request
-        self._interrupted: Run | None = None
-        super().__init__(job, Restarting(launcher, restarts=0))
+        self._scratch = tempfile.TemporaryDirectory(
+            prefix="workshop-checkpoints-", ignore_cleanup_errors=True
+        )
+        named = request.submission.job.storage("checkpoints", "folder")
+        self._checkpoints = Path(named or self._scratch.name)
+        self._interrupted: EmulatedRun | None = None
+        self._stopping = False
+        self._starting = threading.Lock()  # between a new start and a stop
+        self.attempts = [start(request, self._checkpoints)]
+        super().__init__(request.submission.name, request.submission.hosts)
+        threading.Thread(target=self._see_through, name="workshop-run", daemon=True).start()
 
     def interrupt(self) -> None:
         """Take the instances away. No script hears of it: SageMaker's SIGTERM reaches the toolkit, which keeps it."""
         run = self._interrupted = self.attempts[-1]
-        assert isinstance(run, EmulatedRun)
         doomed = []
         for host in run.workers:
             with contextlib.suppress(psutil.NoSuchProcess):  # it has ended, as MPI's other hosts soon do
@@ -142,13 +153,44 @@ class SpotRun(RestartedRun):
             with contextlib.suppress(psutil.NoSuchProcess):
                 process.kill()
 
-    def _start(self) -> Run:
-        # SageMaker restarts the job, not a host. A script is not told: what it finds in its checkpoints says so.
-        self.attempts.append(start(self._request, self._folder))
-        return self.attempts[-1]
+    def _records_of(self, kind: str) -> list[dict[str, Any]]:
+        attempts = enumerate(self.attempts)
+        return [{**each, "attempt": n} for n, run in attempts for each in run._records_of(kind)]
 
-    def _should_restart(self, run: Run) -> bool:
-        return run is self._interrupted
+    def _request_stop(self) -> None:
+        with self._starting:
+            self._stopping = True
+            self.attempts[-1].stop()
+
+    def _see_through(self) -> None:
+        """Follow one attempt after the other; on a thread of its own."""
+        state, reason = RunState.FAILED, f"{self.name} could not be started again"
+        try:
+            while self._follow(run := self.attempts[-1]):
+                pass
+            is_stopped = self._stopping and run.state is RunState.FAILED
+            state, reason = RunState.STOPPED if is_stopped else run.state, run.reason
+        except (OSError, ValueError) as error:
+            reason = f"{reason}: {error}"
+        finally:
+            self._scratch.cleanup()
+            self._finish(state, reason)
+
+    def _follow(self, run: EmulatedRun) -> bool:
+        """Take in the log of `run` until it has ended, and start the next one if its instances were taken away.
+
+        SageMaker restarts the job, not a host. A script is not told: what it finds in its checkpoints says so.
+        """
+        for line in run.logs(follow=True):
+            with self._changed:
+                seconds = line.seconds + run.launched_at - self.launched_at
+                self._lines.append(replace(line, seconds=seconds))
+                self._changed.notify_all()
+        with self._starting:
+            if self._stopping or run is not self._interrupted or run.state is not RunState.FAILED:
+                return False
+            self.attempts.append(start(self._request, self._checkpoints))
+        return True
 
 
 def start(request: Request, checkpoints: Path | None = None) -> EmulatedRun:
