@@ -12,6 +12,7 @@ from botocore.stub import Stubber
 from typer.testing import CliRunner
 
 from workshop_utils import cli
+from workshop_utils.jobs import JobError
 from workshop_utils.launchers import remote
 from workshop_utils.launchers.sagemaker import SageMaker, account, cleanup, launcher, price
 from workshop_utils.launchers.sagemaker.account import TAG, Aws, AwsError
@@ -65,24 +66,14 @@ def submission(make_job, workers=1, **settings):
 # Refusals
 
 
-@pytest.mark.parametrize(
-    ("code", "words", "message"),
-    [
-        ("ExpiredTokenException", "expired", "your credentials have expired; log in with `aws configure`"),
-        ("ValidationException", "Could not assume role x.", "SageMaker cannot act as the role"),
-        ("ValidationException", "Cannot find repository: x", "no such image; jobs/images/build.sh makes"),
-        ("SomethingNew", "never seen", "AWS answered SomethingNew. AWS says: never seen"),
-    ],
-)
-def test_each_refusal_says_what_it_means_and_what_to_do(code, words, message):
+def test_a_refusal_says_what_was_asked_and_what_aws_answers():
     aws, stubs = scripted("sagemaker")
-    stubs["sagemaker"].add_client_error("describe_training_job", code, words)
-    with pytest.raises(AwsError) as refused:
+    stubs["sagemaker"].add_client_error("describe_training_job", "ThrottlingException", "too fast")
+    with pytest.raises(
+        AwsError, match=r"^describe_training_job: AWS answers ThrottlingException: too fast$"
+    ) as refused:
         aws.call("sagemaker", "describe_training_job", **NAME)
-    assert str(refused.value).startswith("describe_training_job: ")
-    assert message in str(refused.value)
-    assert words in str(refused.value)
-    assert refused.value.code == code
+    assert refused.value.code == "ThrottlingException"
 
 
 def test_without_an_answer_the_message_says_why(monkeypatch):
@@ -199,7 +190,7 @@ def test_a_run_is_given_up_when_aws_no_longer_answers(make_job, monkeypatch):
     monkeypatch.setattr(remote, "BLIND_SECONDS", 0.0)
     aws, stubs = scripted("sagemaker", "logs")
     stubs["sagemaker"].add_client_error("describe_training_job", "ExpiredTokenException", "expired")
-    with pytest.raises(RunFailed, match=r"may still be running\. .*your credentials have expired"):
+    with pytest.raises(RunFailed, match=r"may still be running\. .*ExpiredTokenException"):
         SageMakerRun(submission(make_job), aws, poll_seconds=0.01).wait(30)
 
 
@@ -212,7 +203,7 @@ def test_a_name_in_use_is_this_job_s_own_and_a_lost_answer_is_said(make_job, mon
     stubs["sagemaker"].add_client_error("create_training_job", "ResourceInUse", "taken")
     assert target.launch(job)
     for code, message in (
-        ("Else", "AWS answered Else"),
+        ("Else", "AWS answers Else"),
         ("", "may have started all the same: look in SageM"),
     ):
         stubs["sagemaker"].add_client_error("create_training_job", code, "no")
@@ -251,6 +242,10 @@ def test_spot_instances_have_an_hour_to_be_found_and_checkpoints_where_the_job_s
     body = target.render(make_job("import torch", strategy="torch_ddp", checkpoints="s3://mine/kept")).body
     assert body["StoppingCondition"] == {"MaxRuntimeInSeconds": 120, "MaxWaitTimeInSeconds": 3720}
     assert body["CheckpointConfig"]["S3Uri"] == "s3://mine/kept"
+    with pytest.raises(JobError, match=r"max_wait is 60 seconds; .* at least max_runtime, 120"):
+        SageMaker(role=ROLE, region="us-east-1", spot=True, max_runtime="2min", max_wait="1min").render(
+            make_job("import torch", strategy="torch_ddp")
+        )
 
 
 # What the workshop leaves in an account
@@ -365,42 +360,17 @@ def test_a_stack_is_made_once_and_one_that_is_there_is_left_as_somebody_chose_it
     assert account.deploy(NETWORK, aws, Zone="us-east-1a") == {"Subnet": "subnet-1"}
 
 
-@pytest.mark.parametrize(
-    ("answers", "message"),
-    [
-        (["missing", "AccessDenied"], "create_stack: you may not do that"),
-        (
-            ["missing", {"StackId": "x"}, stack_of("ROLLBACK_COMPLETE")],
-            "stack_create_complete did not come: .*console",
-        ),
-        ([stack_of("ROLLBACK_COMPLETE")], "is ROLLBACK_COMPLETE and has no outputs: .* delete it, then try"),
-    ],
-)
-def test_a_stack_that_cannot_be_made_or_has_failed_is_an_error_that_says_what_to_do(answers, message):
+def test_a_stack_that_has_failed_is_an_error_that_says_what_to_do():
     aws, stubs = scripted("cloudformation")
-    missing = ("ValidationError", "Stack with id workshop-network does not exist")
-    for asked, answer in zip(("describe_stacks", "create_stack", "describe_stacks"), answers, strict=False):
-        if isinstance(answer, dict):
-            stubs["cloudformation"].add_response(asked, answer)
-        else:
-            stubs["cloudformation"].add_client_error(
-                asked, *(missing if answer == "missing" else (answer, "no"))
-            )
-    with pytest.raises(AwsError, match=message):
+    stubs["cloudformation"].add_response("describe_stacks", stack_of("ROLLBACK_COMPLETE"))
+    with pytest.raises(AwsError, match=r"is ROLLBACK_COMPLETE and has no outputs: .* delete it, then try"):
         account.deploy(NETWORK, aws, Zone="us-east-1a")
-
-
-def test_an_own_image_that_was_never_built_is_refused_before_anything_is_sent(make_job):
-    image = "123456789012.dkr.ecr.us-east-1.amazonaws.com/workshop-horovod:cpu"
-    job = make_job("import horovod.torch", strategy="horovod", workers=2, image=image)
-    aws, stubs = scripted("ecr")
-    stubs["ecr"].add_response("batch_get_image", {"images": []})
-    place = SageMaker(aws, role=ROLE, region="us-east-1", confirm=True)
-    with pytest.raises(AwsError, match=r"no image .*workshop-horovod:cpu: jobs/images/build\.sh makes it"):
-        place.launch(job)
-    stubs["ecr"].add_client_error("batch_get_image", "RepositoryNotFoundException", "it does not exist")
-    with pytest.raises(AwsError, match=r"no such image; jobs/images/build\.sh makes"):
-        place.launch(job)
+    absent = ("ValidationError", "Stack with id workshop-network does not exist")
+    stubs["cloudformation"].add_client_error("describe_stacks", *absent)
+    stubs["cloudformation"].add_response("create_stack", {"StackId": "x"})
+    stubs["cloudformation"].add_response("describe_stacks", stack_of("ROLLBACK_COMPLETE"))
+    with pytest.raises(AwsError, match=r"stack_create_complete did not come: .*console"):
+        account.deploy(NETWORK, aws, Zone="us-east-1a")
 
 
 def test_only_zones_that_have_the_instance_type_are_named():

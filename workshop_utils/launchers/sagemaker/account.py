@@ -38,31 +38,10 @@ NO_SUCH_BUCKET = {"404", "NoSuchBucket", "NotFound"}
 NOTEBOOK = Path("/opt/ml/metadata/resource-metadata.json")
 
 LOGIN = "log in with `aws configure` or `aws sso login`, and name the profile in AWS_PROFILE"
-FOLDER = "jobs/clusters/sagemaker"
-# Words in AWS's code or message, in small letters; and what they mean.
-NO_IMAGE = "there is no such image; jobs/images/build.sh makes the workshop's own"
-MEANINGS = {
-    "expired": f"your credentials have expired; {LOGIN}",
-    "security token": f"AWS does not know these credentials; {LOGIN}",
-    "assume role": (
-        f"SageMaker cannot act as the role. It must exist, and trust sagemaker.amazonaws.com (the stack of {FOLDER}/ "
-        "makes one)"
-    ),
-    "find repository": NO_IMAGE,  # says SageMaker
-    "repositorynotfound": NO_IMAGE,  # says ECR
-    "nosuchentity": f"there is no such role (the stack of {FOLDER}/ makes one)",
-    "denied": f"you may not do that; {FOLDER}/templates/roles.yaml lists what a learner needs",
-    "resourcelimitexceeded": (
-        "the account may not use so many instances of this type. Ask for more under Service Quotas, Amazon SageMaker, "
-        "'<instance type> for training job usage' (it takes a day or two), or choose another type; new accounts have a "
-        "quota of 0 for most"
-    ),
-    "throttl": "AWS still asks to slow down after several tries; wait a minute and try again",
-}
 
 
 class AwsError(PlainError, ValueError):
-    """AWS refused, or did not answer; the message says what was asked, why it failed, and what to do."""
+    """AWS refused, or did not answer; the message says what was asked, and AWS's reason."""
 
     def __init__(self, message: str, code: str = "") -> None:
         super().__init__(message)
@@ -154,7 +133,7 @@ def _moto() -> str:
 
 @contextlib.contextmanager
 def explained(asked: str = "AWS") -> Iterator[None]:
-    """Turn what botocore raises into an AwsError that says what it means."""
+    """Turn what botocore raises into an AwsError: what was asked, and AWS's answer."""
     try:
         yield
     except AwsError:
@@ -162,9 +141,7 @@ def explained(asked: str = "AWS") -> Iterator[None]:
     except errors.ClientError as error:
         detail = error.response.get("Error", {})
         code, message = detail.get("Code", ""), detail.get("Message", str(error))
-        text = f"{code} {message}".lower()
-        meaning = next((means for word, means in MEANINGS.items() if word in text), f"AWS answered {code}")
-        raise AwsError(f"{asked}: {meaning}. AWS says: {message}", code) from None
+        raise AwsError(f"{asked}: AWS answers {code}: {message}", code) from None
     except errors.WaiterError as error:
         raise AwsError(f"{asked} did not come: {error}; AWS's console says why") from None
     except (errors.BotoCoreError, OSError, ValueError) as error:  # no answer; boto3 raises ValueErrors, too
