@@ -13,13 +13,12 @@ A launch, in order:
 | module | concept |
 | --- | --- |
 | `settings` | what a place.yaml holds: role, instances, network, limits |
-| `submission` | what a job becomes: hosts, name, image, hyperparameters, addresses on S3 |
+| `submission` | what a job becomes: hosts, name, image, hyperparameters, addresses on S3; and what is refused |
 | `toolkit` | classic script mode: what the toolkit in AWS's images is told, and what it starts on a host |
 | `container.yaml` | the files and variables that a container has |
 | `request` | the CreateTrainingJob request, which the Python SDK's ModelTrainer makes, and the SDK's drivers with it |
-| `check` | whether SageMaker would accept it |
 | `price` | what a launch may cost, and the question before it |
-| `account` | AWS, or moto on this machine: its calls, its buckets, and its refusals in words for people |
+| `account` | AWS, or moto on this machine: its calls, its buckets, its stacks |
 | `launcher` | the launcher, and the run on SageMaker |
 | `cleanup` | finds and removes what the workshop made |
 | `emulator`, `emulated_instance` | emulated instances, which need no account; the programs that run on them |

@@ -32,8 +32,6 @@ from sagemaker.train import ModelTrainer
 from sagemaker.train.distributed import Torchrun
 
 from workshop_utils.jobs import JobError
-from workshop_utils.jobs.quantities import seconds_of
-from workshop_utils.launchers.sagemaker import check
 from workshop_utils.launchers.sagemaker.account import TAG
 from workshop_utils.launchers.sagemaker.submission import BY_DRIVER, PREFIX, Submission, image_for
 
@@ -68,13 +66,12 @@ class Request:
 
 
 def render(submission: Submission) -> Request:
-    """The request that ModelTrainer would send for `submission`, checked.
+    """The request that ModelTrainer would send for `submission`.
 
     Raises:
-        JobError: for what SageMaker would refuse, or would accept and do differently.
+        JobError: for what the SDK or the service's model refuses, or would be done differently.
     """
     settings = submission.settings
-    check.instance_type(settings.instance_type)
     session = _session(settings.region_name, settings.bucket_name)
     session.uploads, session.body = {}, {}
     try:
@@ -84,10 +81,7 @@ def render(submission: Submission) -> Request:
     except (ValueError, BotoCoreError) as error:
         raise JobError(f"ModelTrainer refuses {submission.job.name}: {error}") from None
     # The SDK's own name is unique only to the second, and the toolkit is told the name beforehand.
-    body = {**session.body, "TrainingJobName": submission.name}
-    check.body(body)
-    check.rules(body)
-    return Request(submission, body, session.uploads)
+    return Request(submission, {**session.body, "TrainingJobName": submission.name}, session.uploads)
 
 
 class OfflineSession(Session):
@@ -132,8 +126,6 @@ class NoDefaults(SageMakerConfig):
 def _train(submission: Submission, session: OfflineSession) -> None:
     """Have ModelTrainer send the job to `session`."""
     settings = submission.settings
-    # Running, waiting for spot instances, and starting again on others, which takes minutes each time.
-    wait = settings.max_wait or f"{submission.limit_seconds + 3600}s"
     checkpoints = submission.checkpoint_uri
     trainer = ModelTrainer(
         sagemaker_session=session,
@@ -156,7 +148,7 @@ def _train(submission: Submission, session: OfflineSession) -> None:
         ),
         stopping_condition=shapes.StoppingCondition(
             max_runtime_in_seconds=submission.limit_seconds,
-            max_wait_time_in_seconds=round(seconds_of(wait)) if settings.spot else None,
+            max_wait_time_in_seconds=submission.wait_seconds,
         ),
         networking=Networking(
             subnets=list(settings.subnets) or None,

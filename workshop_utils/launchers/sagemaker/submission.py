@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import difflib
 import json
 import re
 import secrets
@@ -10,35 +11,28 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from botocore.loaders import Loader
+from botocore.model import ServiceModel
+
 from workshop_utils.jobs import JobError, StrategyName, TrainingJob, imports
 from workshop_utils.jobs.quantities import seconds_of
 from workshop_utils.launchers.sagemaker import toolkit
 from workshop_utils.launchers.sagemaker.settings import SageMakerSettings
 from workshop_utils.strategies import strategy_of
 
-# Names of torchrun's options, which also have forms with _ for -. Source: torch/distributed/run.py, 2.13.
-# fmt: off
-TORCHRUN_OPTIONS = (
-    "duplicate-stderr-filters", "duplicate-stdout-filters", "event-log-handler", "help", "local-addr",
-    "local-ranks-filter", "log-dir", "logs-specs", "master-addr", "master-port", "max-restarts", "module",
-    "monitor-interval", "nnodes", "no-python", "node-rank", "nproc-per-node", "numa-binding", "rdzv-backend",
-    "rdzv-conf", "rdzv-endpoint", "rdzv-id", "redirects", "role", "run-path", "shutdown-timeout",
-    "signals-to-handle", "standalone", "start-method", "tee", "virtual-local-rank",
-)
-# fmt: on
 PREFIX = "workshop"  # of everything in the bucket
 STORED_DATA = ("digits", "mnist")  # every job finds the same there
 CODE = "/opt/ml/input/data/code"  # where the SDK's drivers start the script
 # The strategies that the SDK's drivers start, and the programs that do.
 BY_DRIVER: dict[StrategyName, str] = {"single": "basic_script_driver.py", "torch_ddp": "torchrun_driver.py"}
 
+TENSORFLOW_STRATEGIES = ("parameter_server", "multi_worker_mirrored")
+
 # AWS's images, of the workshop's own versions; all have Open MPI, mpi4py and the toolkit in them. Horovod was in those
 # for TensorFlow up to 2.12, which has Keras 2, and for PyTorch on GPUs up to 1.13, and is in none that is still built.
 # Sources: the SDK's image_uris; aws/deep-learning-containers, docs/src/data and docker/, August 2026.
 TENSORFLOW = {"framework": "tensorflow", "version": "2.21", "py_version": "py312"}
 PYTORCH = {"framework": "pytorch-amzn2023", "version": "2.13"}
-LAST_WITH_HOROVOD = {"tensorflow": (2, 12), "pytorch": (1, 13)}
-_OF_AWS = re.compile(r"(\d{12})\.dkr\.ecr\.([^.]+)\.[^/]+/(tensorflow|pytorch)(?:-training)?:(\d+)\.(\d+)")
 # How long hosts may take to come together, as the toolkit's own waiting goes (mpi.py: an hour for MPI's workers).
 JOIN_SECONDS = 1800
 
@@ -67,7 +61,7 @@ class Submission:
         if self.job.strategy == "horovod":
             waiting["HOROVOD_GLOO_TIMEOUT_SECONDS"] = str(JOIN_SECONDS)
         module = {}
-        if self.job.strategy in ("parameter_server", "multi_worker_mirrored"):
+        if self.job.strategy in TENSORFLOW_STRATEGIES:
             # AWS's images have set it already, to the same; in others, without it, the toolkit starts plain scripts.
             module = {toolkit.STARTER: toolkit.TENSORFLOW}
         elif self.driver and "/" in self.job.script:
@@ -92,6 +86,22 @@ class Submission:
     def limit_seconds(self) -> int:
         """When the service ends the job; at least one second, since it counts whole ones."""
         return max(1, round(seconds_of(self.settings.max_runtime or self.job.timeout)))
+
+    @property
+    def wait_seconds(self) -> int | None:
+        """When the service gives spot instances up, waiting included; None without them.
+
+        Raises:
+            JobError: if that is before the job's own limit.
+        """
+        if not self.settings.spot:
+            return None
+        # Running, waiting for spot instances, and starting again on others, which takes minutes each time.
+        wait = round(seconds_of(self.settings.max_wait or f"{self.limit_seconds + 3600}s"))
+        if wait < self.limit_seconds:
+            least = f"with spot instances it must be at least max_runtime, {self.limit_seconds}"
+            raise JobError(f"max_wait is {wait} seconds; {least}")
+        return wait
 
     @property
     def source_uri(self) -> str:
@@ -133,6 +143,7 @@ def submission_of(job: TrainingJob, settings: SageMakerSettings) -> Submission:
     Raises:
         JobError: if SageMaker's instances cannot run it so; the message says what would be right.
     """
+    _check_instance_type(settings.instance_type)
     _check_gpus(job, settings.instance_type)
     _check_strategy(job)
     count = job.nodes or job.workers
@@ -159,6 +170,16 @@ def _for_driver(value: Any) -> str:
         if "'" not in value:
             return text
     return json.dumps(text.replace("'", r"\u0027"))
+
+
+def _check_instance_type(name: str) -> None:
+    """Raise JobError if SageMaker has no instances of the type `name`."""
+    # Not through a session, which reads the learner's AWS profile: none is needed to look at a request.
+    service = ServiceModel(Loader().load_service_model("sagemaker", "service-2"), "sagemaker")
+    types = service.shape_for("TrainingInstanceType").enum
+    if name not in types:
+        close = difflib.get_close_matches(name, types, n=1) or types
+        raise JobError(f"instance_type is {name!r}, which SageMaker does not have; {close[0]} is one")
 
 
 def _check_gpus(job: TrainingJob, instance_type: str) -> None:
@@ -191,11 +212,9 @@ def _check_strategy(job: TrainingJob) -> None:
     if job.strategy not in (*BY_DRIVER, *toolkit.SWITCHES):
         advice = "run it locally, or use another strategy, such as 'torch_ddp'"
         raise JobError(f"{given}; nothing in SageMaker's images starts its processes: {advice}")
-    forms = {form for option in TORCHRUN_OPTIONS for form in (option, option.replace("-", "_"))}
-    for name in job.arguments if job.strategy == "torch_ddp" else ():
-        if name not in forms and len([form for form in forms if form.startswith(name)]) > 1:
-            short = "torchrun, which starts the script, takes it for several of its own options"
-            raise JobError(f"arguments.{name} cannot be passed as --{name}: {short}; give it a longer name")
+    if meant := [name for name in job.arguments if name.startswith("sagemaker_")]:
+        alone = "such names are the toolkit's, and the strategy decides what it is told"
+        raise JobError(f"arguments.{meant[0]} cannot be passed to the script: {alone}")
     switch = toolkit.SWITCHES.get(job.strategy)
     if per_host > 1 and switch in (toolkit.PARAMETER_SERVER, toolkit.MULTI_WORKER_MIRRORED):
         each = f"with strategy {job.strategy!r} the toolkit starts one on each host"
@@ -212,18 +231,17 @@ def image_for(job: TrainingJob, settings: SageMakerSettings) -> str:
     """The job's own image, or else AWS's for what its script imports and the processor of `instance_type`.
 
     Raises:
-        JobError: if AWS has no such image, or the job's own is one of AWS's and lacks Horovod.
+        JobError: if AWS has no such image, or the job's own cannot start TensorFlow's strategies.
     """
     packages, region = imports.packages(imports.imported(job.script_path)), settings.region_name
-    needs_horovod = "horovod" in packages or job.strategy == "horovod"
     if job.image is not None:
-        if needs_horovod and _lacks_horovod(job.image):
+        if job.strategy in TENSORFLOW_STRATEGIES and re.search(r"/workshop-\w+[:@]", job.image):
+            lacks = "an image of jobs/images/, which have no toolkit for TensorFlow's strategies"
             raise JobError(
-                f"image is {job.image!r}, which has no Horovod in it: AWS's last ones with it have TensorFlow 2.12, or "
-                "PyTorch 1.13 for GPUs. Use one of them, or build jobs/images/ and name your own image"
+                f"image is {job.image!r}, {lacks}: leave it out, and AWS's is taken, which has TensorFlow 2.21"
             )
         return job.image
-    if needs_horovod:
+    if "horovod" in packages or job.strategy == "horovod":
         raise JobError(
             "image is missing: no image of AWS has the Horovod that this script imports. Build jobs/images/ and "
             f"name yours, such as 123456789012.dkr.ecr.{region}.amazonaws.com/workshop-horovod:cpu"
@@ -232,20 +250,6 @@ def image_for(job: TrainingJob, settings: SageMakerSettings) -> str:
     return _aws_image(
         TENSORFLOW if imports.TENSORFLOW & packages else PYTORCH, region, settings.instance_type
     )
-
-
-def _lacks_horovod(image: str) -> bool:
-    """Whether `image` is known to be without Horovod, as AWS's newer ones are."""
-    match = _OF_AWS.match(image)
-    if match is None:
-        return False
-    account, region, framework, *version = match.groups()
-    if tuple(map(int, version)) <= LAST_WITH_HOROVOD[framework]:
-        return False
-    try:
-        return _aws_image(PYTORCH, region, "ml.c5.xlarge").startswith(account)
-    except JobError:  # a region that the SDK does not know
-        return False
 
 
 def _aws_image(image: Mapping[str, str], region: str, instance_type: str) -> str:
