@@ -325,14 +325,14 @@ def test_a_job_that_cannot_be_deleted_is_no_secret_and_how_it_had_ended_is_said(
     server.job_status = condition("Succeeded")
     ended = PLACE.launch(job).wait(timeout_seconds=20)
     server.script["DELETE", "ddp"] = [REFUSED]
-    left = f"The job may still exist and run. To delete it: {DELETE} "
     assert refusal(ended.stop).startswith(
-        f"ddp succeeded. {left}(deleting PyTorchJob ddp: the cluster answered 403"
+        f"ddp succeeded. It is still on the cluster. To delete it: {DELETE} (deleting PyTorchJob ddp: the clus"
     )
     ended.stop()
     server.job_status = {}
     started = PLACE.launch(job)
     server.script["DELETE", "ddp"] = [REFUSED]
+    left = f"The job may still exist and run. To delete it: {DELETE} "
     assert refusal(started.stop).startswith(f"{left}(deleting PyTorchJob ddp: the cluster answered 403")
 
     def expire(method, last):

@@ -183,7 +183,10 @@ class JobObjects:
 
     def _still_there(self, resources: Iterable[str], why: str) -> str:
         command = f"kubectl --namespace {self.namespace} delete {' '.join(resources)}"
-        return f"The job may still exist and run. To delete it: {command} ({why})"
+        state = (
+            f"{self.ended}. It is still on the cluster" if self.ended else "The job may still exist and run"
+        )
+        return f"{state}. To delete it: {command} ({why})"
 
     def _uid_of_ours(self, described: Described) -> str:
         """The uid of an object that we may have made; "" if it is somebody else's, or does not come."""
@@ -214,7 +217,7 @@ class JobObjects:
             resources = [_resource(described) for described, _ in self._made.values()]
             left = self._still_there(resources, str(error) or "deleting it was interrupted")
         if left:
-            raise KubernetesError(f"{self.ended}. {left}" if self.ended else left)
+            raise KubernetesError(left)
         self.deleted = True
 
     def _is_there(self, name: str) -> bool:
