@@ -14,7 +14,6 @@ import pytest
 from conftest import eventually
 from jupyterlab import PICTURES, ROOT, playables, running_lab
 
-from workshop_utils.lessons.page import lesson_page
 from workshop_utils.plots import playable
 
 LESSONS = [Path(name).name for name in os.environ.get("NOTEBOOKS", "").split()] or sorted(
@@ -83,23 +82,6 @@ def test_a_lesson_runs_in_the_browser_without_errors_and_shows_its_figures(lab, 
         notebook.page.wait_for_selector("body[data-jp-theme-light='false']", state="attached")
         notebook.page.set_viewport_size({"width": WIDE, "height": 900})
         notebook.photograph(pictures, "dark")
-
-
-@pytest.mark.parametrize("name", LESSONS)
-def test_a_lesson_s_page_plays_without_a_network(lab, name, tmp_path):
-    path = ROOT / "notebooks" / name
-    file = tmp_path / "page.html"
-    file.write_text(lesson_page(source(name), path), encoding="utf-8")
-    context = lab.browser.new_context(viewport={"width": WIDE, "height": 900}, offline=True)
-    problems = []
-    page = context.new_page()
-    page.on("pageerror", lambda error: problems.append(error))
-    page.on("requestfailed", lambda request: problems.append(request.url))
-    page.goto(file.as_uri())
-    check_playables(page, name)
-    page.screenshot(path=str(PICTURES / path.stem / "page.png"), full_page=True)
-    context.close()
-    assert not problems
 
 
 def test_closing_a_lesson_ends_its_kernel_and_all_that_it_started(lab):

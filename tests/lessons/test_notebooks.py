@@ -19,6 +19,7 @@ from workshop_utils.lessons.checks.choice import WIDGET_VIEW
 NOTEBOOKS = sorted((Path(__file__).parents[2] / "notebooks").glob("*.ipynb"))
 MOST_NBYTES = 400_000  # of one, so that a browser and GitHub open it at once
 MOST_NBYTES_OF_ALL = 4_000_000
+FETCHED = re.compile(r"""(src=|url\(|@import )["']?(https?:)?//""")
 MACHINE_PATH = re.compile(r"(/(home|root|tmp|Users|work)/|site-packages)")
 
 
@@ -54,6 +55,7 @@ def test_outputs_hold_no_errors_warnings_widgets_or_paths_of_a_machine_and_light
         assert WIDGET_VIEW not in data, source
         shown = {kind: text for kind, text in data.items() if not kind.startswith("image/")}
         assert not MACHINE_PATH.search(json.dumps([output.get("text", ""), shown])), source
+        assert not FETCHED.search("".join(data.get("text/html", ""))), source
         if png := data.get("image/png"):
             assert Image.open(io.BytesIO(base64.b64decode(png))).mode == "P", source
 

@@ -15,7 +15,6 @@ from markupsafe import Markup
 from matplotlib import pyplot as plt
 from matplotlib.figure import Figure
 
-from workshop_utils.lessons.page import lesson_page
 from workshop_utils.plots import alternative, scaling, style
 from workshop_utils.setup.machine import cores
 
@@ -29,15 +28,12 @@ def write_report(
     lessons: Sequence[Lesson] = (),
     scaled: pd.DataFrame | None = None,
 ) -> Path:
-    """Write the page `path`, self-contained, and each executed lesson as HTML beside it.
+    """Write the page `path`, self-contained, beside the executed lessons.
 
     With `scaled`, of `scaling.scale_model.headline`, the page begins with that.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
     style.use()
-    for lesson in lessons:
-        page = lesson_page(lesson.executed, lesson.notebook)
-        path.with_name(f"{lesson.notebook.stem}.html").write_text(page, encoding="utf-8")
     templates = Environment(
         loader=PackageLoader("workshop_utils.lessons", "templates"), autoescape=select_autoescape(["html"])
     )

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import nbformat
 
-from workshop_utils.lessons import page, selection
+from workshop_utils.lessons import selection
 from workshop_utils.plots import playable
 from workshop_utils.setup.environments import Environment
 from workshop_utils.setup.logged_command import SetupError
@@ -39,11 +39,14 @@ def _prepared(notebook: nbformat.NotebookNode) -> nbformat.NotebookNode:
 
     Figures to play with become HTML; the first of a page loads the player.
     """
-    played = page.play([output for cell in notebook.cells for output in cell.get("outputs", [])])
-    if played:
-        played[0].data["text/html"] = (
-            f'<script src="../_static/{PLAYER}"></script>' + played[0].data["text/html"]
+    outputs = [output for cell in notebook.cells for output in cell.get("outputs", [])]
+    played = [output for output in outputs if playable.SPECIFICATION in output.get("data", {})]
+    for number, output in enumerate(played):
+        figure = playable.html(
+            output.data[playable.SPECIFICATION], output.data["text/plain"], f"playable-{number}"
         )
+        player = f'<script src="../_static/{PLAYER}"></script>' * (number == 0)
+        output.data = {"text/html": player + figure}
     for cell in notebook.cells:
         tags = cell.metadata.get("tags", [])
         if selection.SOLUTION in tags:
