@@ -1,10 +1,8 @@
 """ZeRO-1, -2 and -3 equal training in one process, send what the formulas say, and hold only their chunks."""
 
-import copy
-
 import pytest
 import torch
-from parallel_training import MODULES, OPTIMIZERS, batches, by_one_process, flat, made, share, train
+from parallel_training import MODULES, OPTIMIZERS, by_one_process, flat, made, train
 from torch import nn
 from torch.nn.functional import mse_loss
 
@@ -202,101 +200,3 @@ def test_a_parameter_without_a_gradient_is_named(stage, to_none):
 
     with pytest.raises(UnusedParameters, match=r"idle\.(weight|bias).* had no part in this step on rank 0"):
         threads.run(1, program)
-
-
-# Mixed precision.
-
-LOW = [torch.bfloat16, torch.float16]
-
-
-def trained_in(compute_dtype, communicator, name, seed=0):
-    """All parameters after training with momentum in `compute_dtype`."""
-    model = FullySharded(made(name, seed).float(), communicator, compute_dtype)
-    kind, options = OPTIMIZERS["momentum"]
-    optimizer = model.optimizer(kind, **options)
-    train(model, optimizer, communicator)
-    shards = [flat.shard for flat in model.flats]
-    assert {shard.dtype for shard in shards} == {torch.float32}
-    assert {shard.grad.dtype for shard in shards if shard.requires_grad} == {torch.float32}
-    state = [value for each in optimizer.state.values() for value in each.values()]
-    assert {value.dtype for value in state if isinstance(value, torch.Tensor)} <= {torch.float32}
-    with model.gathered() as whole:
-        assert {parameter.dtype for parameter in whole.parameters()} == {torch.float32}
-        return flat(whole)
-
-
-@pytest.mark.parametrize("name", MODULES)
-@pytest.mark.parametrize("size", [1, 2])
-@pytest.mark.parametrize("compute_dtype", LOW)
-def test_mixed_precision_equals_casting_by_hand_to_the_last_bit(compute_dtype, size, name):
-    master = made(name).float()
-    kind, options = OPTIMIZERS["momentum"]
-    trained = [parameter for parameter in master.parameters() if parameter.requires_grad]
-    optimizer = kind(trained, **options)
-    for inputs, targets in batches(size):
-        total = None
-        for rank in range(size):
-            low = copy.deepcopy(master).to(compute_dtype)
-            mse_loss(low(share(inputs, rank).to(compute_dtype)), share(targets, rank)).backward()
-            gradients = [parameter.grad for parameter in low.parameters() if parameter.requires_grad]
-            total = gradients if total is None else [a + b for a, b in zip(total, gradients, strict=True)]
-        for parameter, gradient in zip(trained, total, strict=True):
-            parameter.grad = (gradient / size).float()
-        optimizer.step()
-    for parameters in threads.run(
-        size, lambda communicator: trained_in(compute_dtype, communicator, name, communicator.rank)
-    ):
-        assert torch.equal(parameters, flat(master))
-
-
-@pytest.mark.parametrize("size", [1, 2, 3, 4])
-def test_a_type_of_half_the_width_sends_half_the_bytes(size):
-    def sent(compute_dtype):
-        def program(communicator):
-            model = FullySharded(divisible(), communicator, compute_dtype)  # in float64
-            optimizer = model.optimizer(torch.optim.SGD)
-            communicator.traffic.reset()
-            one_step(model, optimizer)
-            return int(communicator.traffic.bytes_sent.sum())
-
-        return threads.run(size, program)
-
-    double, single = sent(None), sent(torch.float32)
-    assert single == [nbytes // 2 for nbytes in double]
-    assert all(sent(low) == [nbytes // 2 for nbytes in single] for low in LOW)
-
-
-def test_only_floating_point_parameters_and_inputs_are_cast_and_buffers_are_left_alone():
-    class Lookup(nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.table = nn.Parameter(torch.tensor([2, 0, 1]), requires_grad=False)
-            self.layer = nn.Linear(4, 2)
-            self.register_buffer("scale", torch.full((2,), 1 / 3))
-
-        def forward(self, inputs, index, *, shift):
-            seen.append((inputs.dtype, index.dtype, shift.dtype, self.table.dtype, self.scale.dtype))
-            # The layer's own inputs are cast again.
-            return self.layer(inputs[self.table[index]].float()) + shift
-
-    seen = []
-
-    def program(communicator):
-        model = FullySharded(Lookup(), communicator, torch.bfloat16)
-        output = model(torch.ones(3, 4), torch.tensor([0, 2]), shift=torch.ones(2))
-        output.sum().backward()
-        assert output.dtype == torch.bfloat16
-        with model.gathered() as whole:
-            assert whole.table.tolist() == [2, 0, 1]
-            assert torch.equal(whole.scale, torch.full((2,), 1 / 3))
-
-    threads.run(2, program)
-    assert seen == 2 * [(torch.bfloat16, torch.int64, torch.bfloat16, torch.int64, torch.float32)]
-
-
-@pytest.mark.parametrize("compute_dtype", [torch.int8, torch.float64, torch.complex64])
-def test_an_unsuitable_compute_dtype_is_refused(compute_dtype):
-    with pytest.raises(
-        ValueError, match=f"compute_dtype is {compute_dtype}; it must be one of torch.bfloat16, "
-    ):
-        threads.run(1, lambda communicator: FullySharded(divisible(), communicator, compute_dtype))

@@ -14,15 +14,13 @@ a step, on average over the ranks:
 Stage 1 all-reduces gradients and then broadcasts what each owner has updated. Stage 2 needs only a reduce-scatter of
 gradients and an all-gather of parameters, which together are what an all-reduce is. Stage 3 gathers parameters twice,
 for the forward and for the backward pass, and keeps neither. (A linear layer whose input needs no gradient, as the
-first one's, is gathered once, so it sends a little less.) With `compute_dtype=torch.bfloat16` it sends half of that: K
-stays the bytes of the float32 weights, which each rank keeps an N-th of.
+first one's, is gathered once, so it sends a little less.)
 
     model = FullySharded(module, communicator)
     optimizer = model.optimizer(torch.optim.AdamW, lr=1e-3)
 
 Source: Rajbhandari et al. (2020), "ZeRO: memory optimizations toward training trillion parameter models", sections 5
-and 7; for stage 3 also Zhao et al. (2023), "PyTorch FSDP: experiences on scaling fully sharded data parallel". Mixed
-precision: Micikevicius et al. (2018), "Mixed precision training".
+and 7; for stage 3 also Zhao et al. (2023), "PyTorch FSDP: experiences on scaling fully sharded data parallel".
 """
 
 from __future__ import annotations
@@ -38,7 +36,7 @@ from torch import Tensor, nn, optim
 from torch.autograd.graph import saved_tensors_hooks
 from torch.optim import Optimizer
 
-from workshop_utils.comm.communicator import Communicator, as_array, chunk
+from workshop_utils.comm.communicator import Communicator, chunk
 from workshop_utils.comm.ring import ring_all_gather, ring_reduce_scatter
 from workshop_utils.comm.tree import tree_broadcast
 from workshop_utils.parallel import data
@@ -46,8 +44,6 @@ from workshop_utils.parallel import data
 # PyTorch's optimizers treat every number by itself, but for those that look at whole parameters, and the rest.
 BY_PARAMETER = {optim.Adafactor, optim.Muon}
 OTHERS = {optim.LBFGS, optim.SparseAdam}
-
-COMPUTE_DTYPES = (torch.bfloat16, torch.float16, torch.float32)
 
 
 def by_number(optimizer: type[Optimizer]) -> bool:
@@ -127,14 +123,9 @@ class Flat:
     chunk that is, is what a ring's reduce-scatter leaves here. With `keep`, the whole vector stays, and the shard is
     a view of it. Otherwise it exists only between `gather` and `free`; outside, the parameters keep their shapes,
     without memory, and are NaN (integers are 0).
-
-    With a `dtype` to compute in, the vector and its gradient have that type, and the shard and its gradient keep the
-    parameters' own.
     """
 
-    def __init__(
-        self, communicator: Communicator, named: Named, keep: bool, dtype: torch.dtype | None = None
-    ) -> None:
+    def __init__(self, communicator: Communicator, named: Named, keep: bool) -> None:
         self.names, self.parameters = list(named), list(named.values())
         self._communicator, self._keep = communicator, keep
         self._gradient: Tensor | None = None  # of the whole vector, while it comes in
@@ -142,7 +133,7 @@ class Flat:
         self.is_reduced = False  # in this step
         whole = torch.cat([parameter.detach().reshape(-1) for parameter in self.parameters])
         self.whole: Tensor | None = whole
-        self._dtype = dtype if dtype and whole.is_floating_point() else whole.dtype
+        self._dtype = whole.dtype
         self._length = len(whole)
         mine = self._mine(whole)
         self.shard = nn.Parameter(mine if keep else mine.clone(), self.parameters[0].requires_grad)
@@ -159,10 +150,10 @@ class Flat:
         for parameter, view in data.views(self.whole, self.parameters).items():
             parameter.data = view
 
-    def gather(self, dtype: torch.dtype | None = None) -> None:
-        """Put the whole vector together from all ranks' shards, as an all-gather, in `dtype` or to compute with."""
+    def gather(self) -> None:
+        """Put the whole vector together from all ranks' shards, as an all-gather."""
         if self.whole is None:
-            self.whole = torch.empty(self._length, dtype=dtype or self._dtype)
+            self.whole = torch.empty(self._length, dtype=self._dtype)
             self._mine(self.whole).copy_(self.shard.detach())
             self._place_parameters()
         elif not self._keep:
@@ -193,15 +184,11 @@ class Flat:
 
     def _reduce(self, gradient: Tensor) -> None:
         """Leave in `shard.grad` this rank's chunk of the mean gradient, on top of what was there."""
-        if gradient.dtype is torch.float16:  # whose sums overflow soon
-            gradient /= self._communicator.size
-            ring_reduce_scatter(self._communicator, gradient)
-        else:
-            ring_reduce_scatter(self._communicator, gradient, "mean")
+        ring_reduce_scatter(self._communicator, gradient, "mean")
         chunk_of_mean = self._mine(gradient)
         if self.shard.grad is None:
             # A copy, so that the whole gradient can go.
-            self.shard.grad = chunk_of_mean.to(self.shard.dtype, copy=True)
+            self.shard.grad = chunk_of_mean.clone()
         else:
             self.shard.grad += chunk_of_mean
 
@@ -316,38 +303,13 @@ class FullySharded(_Sharded):
     A parameter without a gradient is refused, and all ranks must go through the same layers, for that is the order in
     which they send.
 
-    With a `compute_dtype`, precision is mixed. Shards, their gradients and the optimizer's state stay as they are
-    (float32). Each unit's parameters are cast before they are gathered, and so are floating-point tensors among the
-    arguments of the model and of each unit (not those inside tuples or lists). So what a layer makes of them is of that
-    type, and so is the loss, unless you cast the outputs. Buffers keep their type: what is computed with a float32
-    buffer is float32, and a BatchNorm with weights, which wants one type for all, fails. The reduce-scatter adds
-    gradients in `compute_dtype` and rounds at each of its N − 1 steps; several backward passes add up in float32.
-
-    PyTorch's FSDP2 does the same with `MixedPrecisionPolicy(param_dtype=torch.bfloat16)`; its
-    `reduce_dtype=torch.float32` would send gradients of twice the bytes, and not round their sums. In float16,
-    gradients are divided by N before they are added, so those below N · 3e-8 vanish, and those above 65,504 overflow.
-    Multiply the loss by a constant, such as 1024, and divide the shards' gradients by it before the step.
-
     Args:
         module: on the CPU; of the same structure on all ranks.
         communicator: of these ranks. While a step is under way, nobody else may use it.
-        compute_dtype: of communication and computation: `torch.bfloat16`, `torch.float16` or `torch.float32`. None is
-            the module's.
-
-    Raises:
-        ValueError: if `compute_dtype` is none of COMPUTE_DTYPES.
-        TypeError: if it is bfloat16, and the package ml_dtypes is missing.
     """
 
-    def __init__(
-        self, module: nn.Module, communicator: Communicator, compute_dtype: torch.dtype | None = None
-    ) -> None:
-        if compute_dtype not in (None, *COMPUTE_DTYPES):
-            allowed = ", ".join(map(str, COMPUTE_DTYPES))
-            raise ValueError(f"compute_dtype is {compute_dtype}; it must be one of {allowed}, or None")
-        as_array(torch.empty(0, dtype=compute_dtype, device="cpu"))  # refused before anything is sent
+    def __init__(self, module: nn.Module, communicator: Communicator) -> None:
         super().__init__(module, communicator)
-        self._compute_dtype = compute_dtype
         self._unit_of: dict[Flat, list[Flat]] = {}  # the flats of a unit, by each of them
         for unit, names in units_of(module).items():
             parameters = {name: p for name, p in module.named_parameters() if name in names}
@@ -356,28 +318,17 @@ class FullySharded(_Sharded):
             groups: dict[Any, Named] = {}  # of one dtype, all trainable or all frozen
             for name, parameter in parameters.items():
                 groups.setdefault((parameter.dtype, parameter.requires_grad), {})[name] = parameter
-            flats = [Flat(communicator, group, False, compute_dtype) for group in groups.values()]
+            flats = [Flat(communicator, group, keep=False) for group in groups.values()]
             for flat in flats:
                 self._watch(flat)
                 self._unit_of[flat] = flats
             unit.register_forward_pre_hook(partial(_gather, flats))
-            if compute_dtype is not None:
-                unit.register_forward_pre_hook(self._cast_inputs, with_kwargs=True)
             unit.register_forward_hook(partial(_free, flats), always_call=True)
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
-        """The module's own forward pass, with inputs cast to `compute_dtype`."""
+        """The module's own forward pass."""
         with saved_tensors_hooks(self._note, self._look_up):
             return self.module(*args, **kwargs)
-
-    def _cast_inputs(self, _: nn.Module, args: Any, kwargs: Any) -> Any:
-        """A hook: a unit's arguments, with floating-point tensors among them in `compute_dtype`."""
-
-        def cast(value: Any) -> Any:
-            is_cast = isinstance(value, Tensor) and value.is_floating_point()
-            return value.to(self._compute_dtype) if is_cast else value
-
-        return tuple(map(cast, args)), {name: cast(value) for name, value in kwargs.items()}
 
     def _note(self, tensor: Tensor) -> Any:
         """What autograd is to keep for the backward pass instead of `tensor`: of a parameter, where it was."""
@@ -406,12 +357,9 @@ class FullySharded(_Sharded):
     def gathered(self) -> Iterator[nn.Module]:
         """The module with all its parameters, to be looked at or saved; all ranks enter the block together.
 
-        They are the shards' own numbers (float32), whatever the `compute_dtype`. Do not call the module inside: it lets
-        its parameters go afterwards.
+        Do not call the module inside: it lets its parameters go afterwards.
         """
-        _free(self.flats)  # those of frozen units may be whole, in another type
-        for flat in self.flats:
-            flat.gather(flat.shard.dtype)
+        _gather(self.flats)
         try:
             yield self.module
         finally:
