@@ -1,6 +1,5 @@
 """A scale model of a cluster: closed forms against hand arithmetic, what is emulated, and what is measured."""
 
-import json
 import math
 from itertools import accumulate
 
@@ -183,7 +182,7 @@ def test_an_exchange_too_short_to_matter_stretches_nothing_and_a_step_too_long_i
 
 @pytest.fixture
 def runs(monkeypatch):
-    """The settings that were run: instead of processes, steps of 3, 9 and 2 times the device's, by repeat.
+    """The settings that were run: instead of processes, steps of three times the device's.
 
     `runs.outcomes` are those of the runs in turn; the last is that of all others.
     """
@@ -197,7 +196,7 @@ def runs(monkeypatch):
             device_seconds = float(setting.device.seconds.removesuffix("ms")) / 1000
             row = {"state": "succeeded", "reason": "", "remark": "", "host_share": 0.05}
             is_alone = setting.job.workers == 1 and setting.job.strategy != SERVER
-            row["step_seconds"] = (1 if is_alone else (3, 9, 2)[setting.repeat]) * device_seconds
+            row["step_seconds"] = (1 if is_alone else 3) * device_seconds
             outcome = self.outcomes[min(len(self), len(self.outcomes)) - 1]
             return setting.described() | row | outcome
 
@@ -217,9 +216,6 @@ def test_what_was_measured_is_scaled_back_kept_and_not_run_again(runs, tmp_path)
     assert [setting.job.workers for setting in runs] == [1, 4]
     assert model.measure([1, 4], Store(tmp_path)).equals(table)
     assert len(runs) == 2
-    repeated = model.measure([4], Store(tmp_path), repeats=3)
-    assert repeated["efficiency"].tolist() == pytest.approx([1 / 3])  # the median of 3, 9 and 2
-    assert [setting.repeat for setting in runs] == [0, 0, 1, 2]
 
 
 @pytest.mark.processes
@@ -260,19 +256,14 @@ def command(*words):
 @pytest.mark.processes
 def test_the_command_predicts_or_measures_and_says_what_is_imitated(runs, tmp_path, monkeypatch):
     monkeypatch.setenv("WORKSHOP_CACHE", str(tmp_path))
-    words = ["p100-25g", "--model", "vgg16", "--workers", "1,4", "--strategy", "torch_ddp", "--batch", "32"]
+    words = ["p100-25g", "--model", "vgg16", "--workers", "1,4", "--strategy", "torch_ddp"]
     predicted = command(*words, "--faster-link", "10", "--predict")
     assert "1 × P100 a machine; 250 Gbit/s between machines" in predicted
     assert "vgg16: 16 layers, 553.4 MB of gradients, 411.1 MB of them in fc1" in predicted
     assert "torch_ddp: sends pieces of about 25 MiB" in predicted
     assert not runs
-    rows = json.loads(command(*words, "--predict", "--json"))
-    assert rows == json.loads(vgg("torch_ddp", batch=32).predict([1, 4]).to_json(orient="records"))
-    measured = json.loads(command(*words, "--json", "--repeats", "3"))
-    assert [row["efficiency"] for row in measured] == pytest.approx([1, 1 / 3], rel=1e-4)
-    assert [row["predicted"] for row in measured] == pytest.approx([row["efficiency"] for row in rows])
-    assert len(runs) == 6
     assert "4 × " in command(*words)
+    assert len(runs) == 2
 
 
 @pytest.mark.processes

@@ -62,9 +62,7 @@ def scale_model(
     ] = "1,2,4,8,16",
     batch: Annotated[int | None, typer.Option(help="Examples a device; by default as published.")] = None,
     faster_link: Annotated[float, typer.Option(help="What if the link were so many times as fast?")] = 1.0,
-    repeats: Annotated[int, typer.Option(min=1, help="How often each is measured.")] = 1,
     predict: Annotated[bool, typer.Option("--predict", help="By formula alone; start nothing.")] = False,
-    as_json: Annotated[bool, typer.Option("--json", help="Print JSON, for another program.")] = False,
 ) -> None:
     """Emulate a cluster on this machine: real gradients and messages, slowed links, devices that take their time.
 
@@ -74,16 +72,9 @@ def scale_model(
     from workshop_utils.scaling.scale_model import ScaleModel
 
     scaled, counts = ScaleModel.of(cluster, model, strategy, batch, faster_link), _counts(workers)
-    rows = scaled.predict(counts) if predict else scaled.measure(counts, Store.default(), repeats)
-    if as_json:
-        typer.echo(rows.to_json(orient="records", indent=2))
-        return
-    typer.echo(f"{scaled}\n")
-    typer.echo(
-        rows.drop(columns=["cluster", "model", "strategy", "layer_nbytes"], errors="ignore")
-        .round(3)
-        .to_string(index=False)
-    )
+    rows = scaled.predict(counts) if predict else scaled.measure(counts, Store.default())
+    shown = rows.drop(columns=["cluster", "model", "strategy"]).round(3)
+    typer.echo(f"{scaled}\n\n{shown.to_string(index=False)}")
     typer.echo(
         "\nEfficiency: weak scaling, over one device without any exchange. "
         + (

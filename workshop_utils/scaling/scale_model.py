@@ -360,13 +360,13 @@ class ScaleModel:
             )
         return Emulation(self, workers, machines, step, stretch, rate / stretch, tuple(elements), nbytes)
 
-    def measure(self, workers: Sequence[int], store: Store, repeats: int = 1) -> pd.DataFrame:
+    def measure(self, workers: Sequence[int], store: Store) -> pd.DataFrame:
         """Real processes, gradients and messages on emulated devices and links; what `store` has is not run again.
 
         Returns:
-            The columns of `predict`, in the cluster's seconds, with the median of `repeats`; the efficiency that was
-            `predicted`; what was `emulated`: how many times (`stretch`) as long a step took, and the gradients'
-            `layer_nbytes`; and `host_share`, the part of this machine's cores that the workers kept busy.
+            The columns of `predict`, in the cluster's seconds; the efficiency that was `predicted`; what was
+            `emulated`; how many times (`stretch`) as long a step took; and `host_share`, the part of this machine's
+            cores that the workers kept busy.
 
         Raises:
             JobError: if this machine cannot emulate it, or a run fails.
@@ -379,32 +379,22 @@ class ScaleModel:
             slower = 1.0
             for _ in range(MOST_TRIES):
                 emulation = self.emulation(count, forwarded, slower)
-                runs = measure_all(
-                    [emulation.setting(repeat) for repeat in range(repeats)], store, progress=False
-                )
-                failed = runs.query("state != 'succeeded'")
-                if len(failed):
-                    raise JobError(f"{count} workers could not be measured: {failed['reason'].iloc[0]}")
-                share, seconds = (float(runs[name].median()) for name in ("host_share", "step_seconds"))
-                if not runs["remark"].any():
+                run = measure_all([emulation.setting()], store, progress=False).iloc[0]
+                if run["state"] != "succeeded":
+                    raise JobError(f"{count} workers could not be measured: {run['reason']}")
+                if not run["remark"]:
                     break
+                share = run["host_share"]
                 slower *= 1.2 * share / MOST_HOST_SHARE if share > MOST_HOST_SHARE else 2.0
             else:
                 raise JobError(
-                    f"{count} workers could not be measured, however slow their devices: {runs['remark'].max()}"
+                    f"{count} workers could not be measured, however slow their devices: {run['remark']}"
                 )
-            steps.append((count, seconds / emulation.stretch))
-            sizes = [4 * count for count in emulation.elements]
-            notes.append(
-                {
-                    "emulated": str(emulation),
-                    "stretch": emulation.stretch,
-                    "host_share": share,
-                    "layer_nbytes": sizes,
-                }
-            )
+            steps.append((count, run["step_seconds"] / emulation.stretch))
+            notes.append((str(emulation), emulation.stretch, run["host_share"]))
         predicted = self.predict(workers)["efficiency"].rename("predicted")
-        return self._table(steps).join(predicted).join(pd.DataFrame(notes))
+        emulated = pd.DataFrame(notes, columns=["emulated", "stretch", "host_share"])
+        return self._table(steps).join(predicted).join(emulated)
 
 
 def _one_device(cluster: Cluster, model: str, batch: int | None) -> tuple[int, float, str]:
@@ -498,7 +488,7 @@ class Emulation:
         step, table = self.stretch * self.step_seconds, self.model.table
         return self.model.exchanged(step, self.machines, link, table=table, nbytes=self.nbytes)
 
-    def setting(self, repeat: int = 0) -> Setting:
+    def setting(self) -> Setting:
         """The run to measure."""
         strategy, shrunk = self.model.strategy, self.nbytes / self.model.nbytes
         arguments = {
@@ -526,7 +516,6 @@ class Emulation:
         return Setting(
             job,
             Network(bandwidth=f"{round(self._bits_per_second)}bit"),
-            repeat,
             device=EmulatedDevice(seconds=f"{1000 * self.stretch * self.step_seconds:.3f}ms"),
         )
 
