@@ -9,7 +9,6 @@ from typing import Any
 import bare
 from comparison import AS_THEORY, Row
 
-from workshop_utils.comm.parameter_server import server_bytes_received
 from workshop_utils.comm.ring import ring_seconds
 from workshop_utils.jobs import Argument, TrainingJob
 from workshop_utils.launchers.local import Local
@@ -36,7 +35,7 @@ def network(quick: bool) -> Iterator[Row]:
         pairs = [(seconds, theory) for seconds in slowest(records, "all_reduce_seconds")]
         yield Row(f"ring over 100 Mbit/s, {workers} workers, beside theory", pairs, "s", AS_THEORY)
         records = records_of(SERVERS, workers, place, nbytes=nbytes // 2, steps=REPEATS)
-        theory = 2 * server_bytes_received(workers, nbytes // 2) / bandwidth  # all in, and only then all out
+        theory = 2 * workers * (nbytes // 2) / bandwidth  # all in, and only then all out
         pairs = [(seconds, theory) for seconds in slowest(records, "step_seconds")]
         subject = f"parameter server over 100 Mbit/s, {workers} workers, beside theory"
         yield Row(subject, pairs, "s", AS_THEORY)

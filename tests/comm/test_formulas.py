@@ -5,7 +5,6 @@ import functools
 import numpy as np
 import pytest
 
-from workshop_utils.comm.central import central_all_reduce, central_seconds
 from workshop_utils.comm.double_tree import best_segments, double_tree_all_reduce, double_tree_seconds
 from workshop_utils.comm.halving_doubling import halving_doubling_all_reduce, halving_doubling_seconds
 from workshop_utils.comm.ring import ring_all_reduce, ring_seconds
@@ -28,7 +27,6 @@ def simulated(algorithm, size, link=LINK):
     ("algorithm", "seconds"),
     [
         (ring_all_reduce, ring_seconds),
-        (central_all_reduce, central_seconds),
         (halving_doubling_all_reduce, halving_doubling_seconds),
     ],
 )

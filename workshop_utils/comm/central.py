@@ -28,12 +28,3 @@ def central_all_reduce(communicator: Communicator, array: Array, operation: Oper
     finish(array, operation, communicator.size)
     for rank in others:
         communicator.send(rank, array)
-
-
-def central_seconds(
-    size: int, nbytes: int, latency_seconds: float, bandwidth_bytes_per_second: float
-) -> float:
-    """2 (α + (N − 1) K/B): the root's link is the bottleneck, inwards first, then outwards."""
-    if size == 1:
-        return 0.0
-    return 2 * (latency_seconds + (size - 1) * nbytes / bandwidth_bytes_per_second)

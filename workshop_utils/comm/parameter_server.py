@@ -276,12 +276,3 @@ def train(
         part = arrangement.part(parameters, communicator.rank)
         is_asked = arrangement.servers > 1
         return serve(communicator, workers, part, update, arrangement.mode, arrangement.is_done, is_asked)
-
-
-def server_bytes_received(workers: int, nbytes: int, servers: int = 1) -> float:
-    """Bytes of gradients that each of k servers receives in one step of W workers: W · K / k.
-
-    Exact where k divides the number of elements. Several servers also receive REQUEST_NBYTES from each worker. Source:
-    Li et al. (2014), section 3.
-    """
-    return workers * nbytes / servers

@@ -56,21 +56,17 @@ class Simulation(Generic[Result]):
         seconds: until the last rank finished.
         finish_seconds: until each rank finished.
         results: what each rank's program returned.
-        traces: each rank's events, where they were asked for, otherwise None.
     """
 
     seconds: float
     finish_seconds: np.ndarray
     results: list[Result]
-    traces: list[list[Event]] | None
 
 
 def simulate(
     size: int,
     program: Callable[[Communicator], Result],
     link: Link | Topology = IDEAL,
-    *,
-    trace: bool = False,
 ) -> Simulation[Result]:
     """Run `program(communicator)` on `size` ranks in virtual time.
 
@@ -78,7 +74,6 @@ def simulate(
         size: how many ranks.
         program: the same function for all; it may call `communicator.sleep(seconds)` to be busy.
         link: what connects each rank with the others, or a topology of machines with several ranks each.
-        trace: whether to record what each rank did when.
 
     Raises:
         Deadlock: if every rank that has not finished waits for a message.
@@ -88,13 +83,9 @@ def simulate(
     if size < 1:
         raise ValueError(f"size is {size}; it must be at least 1")
     clock = _Clock(link if isinstance(link, Topology) else Topology(link), size)
-    if trace:
-        for communicator in clock.ranks:
-            communicator.trace = []
     results = clock.run(program)
     finish_seconds = np.array([communicator.seconds for communicator in clock.ranks])
-    traces = [communicator.trace or [] for communicator in clock.ranks] if trace else None
-    return Simulation(float(finish_seconds.max()), finish_seconds, results, traces)
+    return Simulation(float(finish_seconds.max()), finish_seconds, results)
 
 
 class _Message(NamedTuple):

@@ -18,10 +18,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from workshop_utils.comm.central import central_seconds
 from workshop_utils.comm.double_tree import double_tree_seconds
 from workshop_utils.comm.halving_doubling import halving_doubling_seconds
-from workshop_utils.comm.parameter_server import server_bytes_received
 from workshop_utils.comm.ring import ring_seconds
 from workshop_utils.comm.topology import Link, Numbers, Topology, check_numbers
 from workshop_utils.comm.tree import tree_all_reduce_seconds
@@ -37,7 +35,6 @@ def plain(values: Any) -> Numbers:
 # second) to seconds. Each is for one whole number of ranks; its source stands beside the algorithm.
 CLOSED_FORMS: Mapping[str, Callable[[int, int, float, float], float]] = {
     "ring": ring_seconds,
-    "central": central_seconds,
     "tree": tree_all_reduce_seconds,
     "double_tree": double_tree_seconds,
     "halving_doubling": halving_doubling_seconds,
@@ -108,20 +105,9 @@ def _machines(size: Numbers, cluster: Topology) -> npt.NDArray[Any]:
     return np.asarray(machines)
 
 
-def synchronous_server_seconds(
-    workers: Numbers, nbytes: Numbers, path: Link, servers: Numbers = 1
-) -> Numbers:
-    """One push and one pull of all workers, with computing left out: 2 (α + busiest link's bytes / B).
-
-    A server's link carries W · K/k each way, a worker's K. Source: Li et al. (2014), section 3.
-
-    Raises:
-        ValueError: for fewer than one worker or server.
-    """
-    check_numbers("workers", workers, 1)
-    check_numbers("servers", servers, 1)
-    into_server = server_bytes_received(workers, nbytes, servers)  # type: ignore[arg-type] # arrays go through
-    return plain(2 * path.seconds(np.maximum(into_server, nbytes)))
+def synchronous_server_seconds(workers: Numbers, nbytes: Numbers, path: Link) -> Numbers:
+    """One push and one pull of all workers by one server, with computing left out: 2 (α + W · K/B)."""
+    return plain(2 * path.seconds(workers * nbytes))
 
 
 def data_parallel_step_seconds(
