@@ -52,24 +52,6 @@ def test_every_collective_gives_what_it_gives_on_threads(size):
     assert not any(each.lines for each in results)  # such as PyTorch's warnings
 
 
-def test_an_array_of_two_dimensions_goes_and_a_read_only_one_is_sent_but_not_received_into():
-    def program(communicator):
-        array = np.arange(6.0).reshape(2, 3)
-        array.flags.writeable = False
-        if communicator.rank == 0:
-            communicator.send(1, array)
-            communicator.send(1, array)
-            return array.tolist()
-        incoming = np.empty((2, 3))
-        assert communicator.recv([0], incoming) == 0
-        with pytest.raises(ValueError, match="read-only"):
-            communicator.recv(0, array)
-        return incoming.tolist()
-
-    values = on_ranks(2, over_torch, {"program": program}, framework="torch").values
-    assert values == [[[0, 1, 2], [3, 4, 5]]] * 2
-
-
 def failing(dist, case):
     def program(communicator):
         if communicator.rank == 1:

@@ -17,8 +17,6 @@ BASE = 1790857026000000000  # nanoseconds, as PyTorch 2.13 writes it
 PARAMETERS = 784 * 128 + 128 + 128 * 10 + 10
 
 TRAINING = """
-import argparse
-
 import torch
 import torch.distributed as dist
 import torch.distributed.nn  # before the group is made, whose threads its functions would keep alive
@@ -27,13 +25,10 @@ from torch.nn.parallel import DistributedDataParallel
 
 from workshop_utils.training.profiler import profile
 
-parser = argparse.ArgumentParser()
-parser.add_argument("--profile-steps", type=int, default=0)
-given = parser.parse_args()
 dist.init_process_group("gloo")
 model = nn.Sequential(nn.Linear(784, 128), nn.ReLU(), nn.Linear(128, 10))
 parallel = DistributedDataParallel(model)
-with profile(steps=given.profile_steps) as profiler:
+with profile(steps=5) as profiler:
     for _ in range(8):
         parallel(torch.ones(16, 784)).sum().backward()
         dist.barrier()
@@ -239,8 +234,8 @@ def test_traces_without_communication_say_why(tmp_path):
 def test_two_ranks_of_ddp_leave_traces_that_agree_about_clock_bytes_and_the_time_they_need(tmp_path):
     (tmp_path / "train.py").write_text(TRAINING)
     job = TrainingJob(
-        name="traced", folder=tmp_path, strategy="torch_ddp", workers=2, arguments={"profile-steps": 5},
-        outputs=str(tmp_path / "outputs"), timeout="2min",
+        name="traced", folder=tmp_path, strategy="torch_ddp", workers=2, outputs=str(tmp_path / "outputs"),
+        timeout="2min",
     )  # fmt: skip
     network = None if availability() == "none" else Network.parse("50Mbit")
     Local(network).launch(job).wait()
