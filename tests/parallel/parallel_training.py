@@ -5,7 +5,6 @@ from __future__ import annotations
 import copy
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import nullcontext
 from typing import Any
 
 import torch
@@ -113,9 +112,7 @@ def train(model: Any, optimizer: Any, communicator: Communicator, parts: int = 1
         inputs, targets = (share(tensor, communicator.rank).chunk(parts) for tensor in batch)
         optimizer.zero_grad()
         for part in range(parts):
-            waits = part < parts - 1 and hasattr(model, "no_sync")
-            with model.no_sync() if waits else nullcontext():
-                (mse_loss(model(inputs[part]), targets[part]) / parts).backward()
+            (mse_loss(model(inputs[part]), targets[part]) / parts).backward()
         if hasattr(model, "synchronise"):
             model.synchronise()
         optimizer.step()

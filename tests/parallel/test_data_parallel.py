@@ -41,9 +41,12 @@ def trained(communicator, form, name, parts=1):
         return flat(model.module)
 
 
-@pytest.mark.parametrize(("size", "parts"), [(1, 1), (2, 1), (3, 1), (3, 2)])
+CASES = [(form, size, 1) for form in FORMS for size in (1, 2, 3)]
+CASES += [(form, 3, 2) for form in ("naive", "bucketed")]  # gradients of two backward passes add up
+
+
 @pytest.mark.parametrize("name", MODULES)
-@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize(("form", "size", "parts"), CASES)
 def test_parallel_equals_serial_from_rank_0s_parameters(form, name, size, parts):
     expected = by_one_process(made(name), "momentum", size)
     for parameters in threads.run(size, lambda communicator: trained(communicator, form, name, parts)):
@@ -134,13 +137,13 @@ def test_an_unused_parameter_is_an_error_that_names_it_and_the_other_ranks_hear_
         threads.run(2, program)
 
 
-def test_a_second_backward_pass_without_no_sync_is_refused():
+def test_a_second_backward_pass_during_which_buckets_would_travel_is_refused():
     def program(communicator):
         with OverlappedDataParallel(made("plain"), communicator) as model:
             for _ in range(2):
                 model(torch.ones(2, 5).double()).sum().backward()
 
-    with pytest.raises(RuntimeError, match=r"before synchronise\(\).*no_sync\(\)"):
+    with pytest.raises(RuntimeError, match=r"before synchronise\(\).*BucketedDataParallel"):
         threads.run(1, program)
 
 

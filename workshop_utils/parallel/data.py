@@ -59,7 +59,6 @@ class NaiveDataParallel(nn.Module):
     def __init__(self, module: nn.Module, communicator: Communicator) -> None:
         super().__init__()
         self.module, self.communicator = module, communicator
-        self._synchronising = True
         broadcast_from_first(communicator, itertools.chain(module.parameters(), module.buffers()))
         # named_parameters leaves out the second name of a tied parameter.
         self._trainable = {name: p for name, p in module.named_parameters() if p.requires_grad}
@@ -67,18 +66,6 @@ class NaiveDataParallel(nn.Module):
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         """The module's own forward pass."""
         return self.module(*args, **kwargs)
-
-    @contextmanager
-    def no_sync(self) -> Iterator[None]:
-        """Backward passes in this block add to this rank's own gradients; nothing travels.
-
-        To accumulate several batches, leave the last one outside the block, and divide each loss by their number.
-        """
-        before, self._synchronising = self._synchronising, False
-        try:
-            yield
-        finally:
-            self._synchronising = before
 
     def synchronise(self) -> None:
         """Replace every gradient by its mean over the ranks. Every rank calls it once a step, after backward.
@@ -168,8 +155,7 @@ class OverlappedDataParallel(BucketedDataParallel):
 
     All ranks send the buckets in their order, also where a later one is full first. Arrays meet by position: in
     different orders, different buckets would be added up, without an error where their sizes agree. Arguments,
-    attributes and errors are those of BucketedDataParallel. With `no_sync`, backward passes in the block send nothing;
-    the next one outside it sends what all have added up.
+    attributes and errors are those of BucketedDataParallel, which can also add up several backward passes.
 
     Use it as a context manager, or call `close` in the end, which ends the thread.
     """
@@ -183,13 +169,11 @@ class OverlappedDataParallel(BucketedDataParallel):
         self._hooks = [p.register_post_accumulate_grad_hook(self._on_gradient) for p in self._bucket_of]
 
     def _on_gradient(self, parameter: Any) -> None:
-        if not self._synchronising:
-            return
         bucket = self._bucket_of[parameter]
         if parameter in bucket.held:
             raise RuntimeError(
-                "a second backward pass has begun before synchronise(); to accumulate gradients, put all but the "
-                "last backward pass into no_sync()"
+                "a second backward pass has begun before synchronise(); to accumulate gradients, use "
+                "BucketedDataParallel"
             )
         bucket.hold(parameter)
         while len(self._sent) < len(self.buckets) and self.buckets[len(self._sent)].is_full:
