@@ -205,19 +205,14 @@ class _RanksRun(ProcessRun):
         others = "; the others were stopped" if len(self.workers) > 1 else ""
         if errors:
             error = errors[0][0]
-            alike = [each for other, each in errors if other["summary"] == error["summary"]]
             whose = self._named([name])
-            if len(alike) == len(self.workers) > 1:
-                whose, others = f"all {len(alike)} ranks", ""
-            elif len(alike) > 1:
-                whose += f", and {len(alike) - 1} more,"
             what = f"{whose} raised {error['summary']}"
             if error["summary"].startswith("PeerLeft: "):  # the one that has left comes first
                 what = f"{error['summary'].removeprefix('PeerLeft: ')}: {whose} raised PeerLeft"
             text = f"{what}{others}.\n{packing.with_cells(error['traceback'])}"
             if printed:
                 shown = "\n  ".join(printed[-output.LAST_LINES :])
-                text += f"Before, {self._named([name])} had printed:\n  {shown}"
+                text += f"Before, {whose} had printed:\n  {shown}"
             return text.rstrip()
         code = self._codes.get(name, code)
         ended = output.how(code) if code else "ended without returning from the program, as os._exit does"

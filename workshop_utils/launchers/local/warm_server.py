@@ -18,6 +18,7 @@ from pathlib import Path
 Script = Callable[[], None]
 
 # What Keras imports where it finds it, for programs that use it: more than a third of what `import tensorflow` costs.
+# And pandas imports pyarrow, which starts a thread, so that the server could not fork.
 OPTIONAL = ("matplotlib", "pandas", "sklearn")
 # What the server says when all is imported: it may fork; or a library has started threads, so it may not.
 READY, HAS_THREADS = b"!", b"?"
