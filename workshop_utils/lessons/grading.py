@@ -245,7 +245,7 @@ def execute_apart(notebook: Any, kept: Path, seconds: float, hidden: Iterable[Pa
             if event["event"] == "ended":
                 ended.set()
 
-        group = ProcessGroup([process], on_event, seconds, scratch=Path(name) / "processes")
+        group = ProcessGroup([process], on_event, seconds, Path(name) / "processes", files={})
         try:
             ended.wait()
         finally:
