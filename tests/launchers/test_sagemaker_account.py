@@ -131,7 +131,7 @@ def answer(stubs, *states, asked_for_log=True):
     for state in states:
         stubs["sagemaker"].add_response("describe_training_job", state)
         if asked_for_log:
-            stubs["logs"].add_client_error("describe_log_streams", "ResourceNotFoundException")
+            stubs["logs"].add_client_error("filter_log_events", "ResourceNotFoundException")
 
 
 def test_a_job_that_cannot_be_stopped_is_said_to_cost_money_and_can_be_stopped_again(make_job, watch):
@@ -170,15 +170,15 @@ def test_logs_are_read_from_where_they_were_left_and_end_with_sagemaker_s_reason
     answer(stubs, TRAINING, *[failed] * ENDED, asked_for_log=False)
     metric = '{"workshop": "metric", "worker": "worker-3", "rank": 3, "time": 1.0, "step": 1, "loss": 0.5}'
     rank = "[1,mpirank:3,algo-2]<stdout>:"  # the toolkit's mark
-    for number, page in enumerate((["one"], [f"{rank}{metric}", f"{rank}two"], ["late"])):
-        stream = {"logStreamName": "x/algo-2-1700000000"}
-        stubs["logs"].add_response("describe_log_streams", {"logStreams": [stream]})
-        for messages in (page, []):
-            events = [{"timestamp": 1, "message": message} for message in messages]
-            answered = {"events": events, "nextForwardToken": f"f/{number}"}
-            stubs["logs"].add_response("get_log_events", answered)
+    messages = ("one", f"{rank}{metric}", f"{rank}two", "late")
+    events = [
+        {"logStreamName": "x/algo-2-1700000000", "timestamp": n, "eventId": f"{n}", "message": message}
+        for n, message in enumerate(messages)
+    ]
+    for count in (1, 3, 4):  # what came before is there again
+        stubs["logs"].add_response("filter_log_events", {"events": events[:count]})
     for _ in range(ENDED - 2):
-        stubs["logs"].add_client_error("describe_log_streams", "ResourceNotFoundException")
+        stubs["logs"].add_client_error("filter_log_events", "ResourceNotFoundException")
     run = SageMakerRun(submission(make_job), aws, poll_seconds=0.01)
     last = r"  \[algo-2\] one\n  \[worker-3\] two\n  \[algo-2\] late"
     with pytest.raises(RunFailed, match=rf"Unable to provision\. Its last lines:\n{last}$"):
