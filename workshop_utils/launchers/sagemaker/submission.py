@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import functools
 import json
 import re
 import secrets
@@ -172,13 +173,18 @@ def _for_driver(value: Any) -> str:
     return json.dumps(text.replace("'", r"\u0027"))
 
 
-def _check_instance_type(name: str) -> None:
-    """Raise JobError if SageMaker has no instances of the type `name`."""
+@functools.cache
+def _instance_types() -> list[str]:
     # Not through a session, which reads the learner's AWS profile: none is needed to look at a request.
     service = ServiceModel(Loader().load_service_model("sagemaker", "service-2"), "sagemaker")
-    types = service.shape_for("TrainingInstanceType").enum
-    if name not in types:
-        close = difflib.get_close_matches(name, types, n=1) or types
+    types: list[str] = service.shape_for("TrainingInstanceType").enum
+    return types
+
+
+def _check_instance_type(name: str) -> None:
+    """Raise JobError if SageMaker has no instances of the type `name`."""
+    if name not in _instance_types():
+        close = difflib.get_close_matches(name, _instance_types(), n=1) or _instance_types()
         raise JobError(f"instance_type is {name!r}, which SageMaker does not have; {close[0]} is one")
 
 
