@@ -149,14 +149,6 @@ def test_leaving_the_block_ends_every_pod(make_job):
 # The operator's loop
 
 
-def named(manifest, **replaced):
-    """`manifest` with fields of its replicas or of its run policy replaced."""
-    resource = manifest.resource
-    for name, value in replaced.items():
-        resource = changed(resource, name.replace("__", "."), value)
-    return Manifest(resource)
-
-
 def test_a_deleted_pod_is_made_again_and_finds_the_claim_as_it_was(make_job):
     script = "from workshop_utils import place\nmark = place.checkpoint_folder() / 'second'\n"
     script += "import time\nif not mark.exists():\n    mark.touch()\n    print('here')\n    time.sleep(600)\n"
@@ -172,12 +164,10 @@ def test_a_deleted_pod_is_made_again_and_finds_the_claim_as_it_was(make_job):
 
 def test_a_pod_that_failed_is_replaced_on_failure_up_to_the_limit_of_restarts(make_job):
     job = make_job("import sys\nprint('again', flush=True)\nsys.exit(3)\n", strategy="torch_ddp", workers=1)
-    manifest = named(
-        Kubernetes().render(job),
-        spec__pytorchReplicaSpecs__Master__restartPolicy="OnFailure",
-        spec__runPolicy__backoffLimit=2,
-    )
-    with EmulatedKubernetes().launch(job, manifest) as run:
+    resource = Kubernetes().render(job).resource
+    resource = changed(resource, "spec.pytorchReplicaSpecs.Master.restartPolicy", "OnFailure")
+    resource = changed(resource, "spec.runPolicy.backoffLimit", 2)
+    with EmulatedKubernetes().launch(job, Manifest(resource)) as run:
         assert "pod job-1-master-0 ended with exit code 3" in failure_of(run)
     assert [line.text for line in run.logs()] == ["again"] * 3
 
