@@ -119,9 +119,10 @@ def test_a_mistaken_script_path_fails_as_it_would_in_a_pod(make_job):
 @pytest.mark.parametrize(
     ("path", "value", "message"),
     [
-        ("volumes.1.name", "other", "volumeMounts has 'data', and there is no volume of that name"),
+        ("volumes.1.name", "other", "/workshop/data mounts volume 'data', which the pod does not have"),
         ("volumes.0.configMap.name", "other", "volume 'job' is of 'other'; there is 'job-1' and 'job-1-data'"),
         ("volumes.0.configMap.items.0.key", "trian.py", "ConfigMap job-1 has no key 'trian.py'"),
+        ("containers.0.imagee", "x", "containers[0].imagee: unknown field; did you mean image?"),
         ("containers.0.command", [], "its container has no command"),
         ("containers.0.command", ["bash"], "its command is 'bash'; the emulator has python, python3, torchrun, mpirun"),
     ],

@@ -42,7 +42,7 @@ from typing import TYPE_CHECKING, Any
 
 from workshop_utils.jobs import JobError, TrainingJob
 from workshop_utils.launchers import output
-from workshop_utils.launchers.kubernetes import config_maps, operators
+from workshop_utils.launchers.kubernetes import check, config_maps, operators
 from workshop_utils.launchers.kubernetes.manifest import Manifest, build
 from workshop_utils.launchers.kubernetes.operators import Pod, pods_of, table_of, workers_in
 from workshop_utils.launchers.kubernetes.settings import KubernetesSettings
@@ -86,10 +86,15 @@ class EmulatedKubernetes(KubernetesSettings):
         Their files come from the job's folder.
 
         Raises:
-            JobError: as `render` does, or if the manifest names a volume or a program that cannot be emulated.
+            JobError: for what Kubernetes, or an operator, would refuse, and for a volume or a program that cannot be
+                emulated.
         """
         environment.refuse_gpus(job, "emulated pods")
-        manifest = manifest or self.render(job)
+        if manifest is None:
+            manifest = self.render(job)
+        else:
+            for described in manifest.objects:
+                check.require(described)
         environment.await_horovod(job)
         return EmulatedPodsRun(job, manifest, reconcile)
 
@@ -274,8 +279,6 @@ def _volumes(
     folders, files = {}, {}
     for mount in pod.container.get("volumeMounts", []):
         name, folder = mount["name"], _own(pod, scratch) / mount["name"]
-        if name not in volumes:
-            raise JobError(f"pod {pod.name}: volumeMounts has {name!r}, and there is no volume of that name")
         volume = volumes[name]
         config = volume.get("configMap", {})
         if config.get("name") == job.name:
