@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import secrets
 from collections.abc import Callable, Iterator
 from numbers import Integral
 from types import EllipsisType
@@ -93,8 +92,6 @@ def _mlp(dist: Any, answer: Callable[..., Any]) -> str | EllipsisType:
         refuse(not is_tensor, f"your function gave {shape}; {tensor}")
         slips = {
             "Z is this rank's part only; g must sum the parts of all ranks": part,
-            "Z is this rank's part only, without the bias; g must sum the parts of all ranks": part
-            - down.bias,
             "every rank adds the bias of `down` before the sum; add it once, behind g": (
                 expected + (size - 1) * down.bias
             ),
@@ -108,10 +105,6 @@ def _mlp(dist: Any, answer: Callable[..., Any]) -> str | EllipsisType:
         explain(z.detach(), {sentence: value.detach() for sentence, value in slips.items()})
         advice = "does each rank take the same hidden units of `up`, of its bias and of `down`?"
         refuse(not close(z, expected), f"Z is not that of one process; {advice}")
-        refuse(
-            not z.requires_grad, "no gradient can go back from Z: it was made without autograd; use `Meet`"
-        )
-        refuse(not close(mine, x), "`x` was changed; work on a copy")
         share = f"{units} of {HIDDEN} hidden units were computed here; a rank's share is {HIDDEN // size}"
         refuse(units > HIDDEN / size, share)
         slices = "slice the weights before you multiply, so that nothing is computed and then dropped"
@@ -224,8 +217,7 @@ def _passes(communicator: Communicator, answer: Callable[..., Any], orders: list
 @exercise
 def one_f_one_b(answer: Answer) -> str:
     """`answer(rank, ranks, microbatches)` is the order of passes of 1F1B on a rank: ("forward", 0), and so on."""
-    larger = secrets.randbelow(6) + 8
-    for ranks, microbatches in ((2, 4), (4, 8), (4, 2), (4, 5), (6, 12), (1, 2), (larger, larger + 3)):
+    for ranks, microbatches in ((2, 4), (4, 8), (4, 2), (4, 5), (6, 12), (1, 2), (9, 12)):
         of = f"with {ranks} ranks and {microbatches} microbatches"
         orders = tuple(_order(answer, rank, ranks, microbatches) for rank in range(ranks))
         try:

@@ -20,7 +20,6 @@ from typing import Any
 from workshop_utils.lessons.checks import Verdict, is_missing, of_lesson
 
 FEWEST_LETTERS = 24  # of an explanation, in any script
-FEWEST_DIFFERENT = 8  # of its letters: “because because because” has 6
 FARTHEST = 10  # a prediction may be so many times off what can be measured
 
 
@@ -53,13 +52,9 @@ class OpenQuestion:
             value = value.item() if getattr(value, "size", 0) == 1 else value  # of an array
             if isinstance(value, bool) or not isinstance(value, Real):
                 return Verdict("wrong", f"`{name}` is {value!r}; it must be a number of {self.unit}.")
-            try:
-                number = float(value)
-            except OverflowError:
-                number = math.inf
-            if not 0 < number < math.inf:
+            if not 0 < value < math.inf:
                 return Verdict("wrong", f"`{name}` is {value}; it must be a positive number of {self.unit}.")
-            numbers.append(number)
+            numbers.append(float(value))
         predicted, measured = numbers
         if not low <= measured <= high:
             between = f"a measurement gives something between {low:,g} and {high:,g} {self.unit}"
@@ -77,8 +72,8 @@ class OpenQuestion:
                 counts = f"it counts {self.unit}, so it is a whole number"
                 return Verdict("wrong", f"`{name}` is {number:,g}; {counts}.")
         letters = [each for each in why if each.isalpha()] if isinstance(why, str) else []
-        if len(letters) < FEWEST_LETTERS or len(set(letters)) < FEWEST_DIFFERENT:
-            needed = f"at least {FEWEST_LETTERS} letters, not always the same ones"
+        if len(letters) < FEWEST_LETTERS:
+            needed = f"at least {FEWEST_LETTERS} letters"
             return Verdict("wrong", f"`why` is no explanation yet; write a sentence or two, {needed}.")
         compared = f"you predicted {predicted:,.4g} {self.unit} and measured {measured:,.4g}"
         factor = measured / predicted
