@@ -177,8 +177,8 @@ def _for_driver(value: Any) -> str:
 def _instance_types() -> list[str]:
     # Not through a session, which reads the learner's AWS profile: none is needed to look at a request.
     service = ServiceModel(Loader().load_service_model("sagemaker", "service-2"), "sagemaker")
-    types: list[str] = service.shape_for("TrainingInstanceType").enum
-    return types
+    shape: Any = service.shape_for("TrainingInstanceType")
+    return list(shape.enum)
 
 
 def _check_instance_type(name: str) -> None:
