@@ -27,7 +27,7 @@ def test_a_collective_on_arrays_imports_no_framework():
 
 
 @pytest.mark.processes
-@pytest.mark.parametrize("dtype", ["float32", "float16", "bfloat16"])
+@pytest.mark.parametrize("dtype", ["float32", "float16"])
 @pytest.mark.parametrize("all_reduce", [ring_all_reduce, tree_all_reduce])
 def test_gradients_of_torch_parameters_are_reduced_where_they_are(all_reduce, dtype):
     torch = pytest.importorskip("torch")
@@ -49,8 +49,8 @@ def test_gradients_of_torch_parameters_are_reduced_where_they_are(all_reduce, dt
 @pytest.mark.processes
 def test_torch_tensors_that_numpy_cannot_see_are_refused_with_the_way_out():
     torch = pytest.importorskip("torch")
-    with pytest.raises(TypeError, match=r"float8_e5m2.*tensor\.float\(\)"):
-        as_array(torch.zeros(3, dtype=torch.float8_e5m2))
+    with pytest.raises(TypeError, match=r"bfloat16.*tensor\.float\(\)"):
+        as_array(torch.zeros(3, dtype=torch.bfloat16))
     with pytest.raises(TypeError, match=r"meta.*tensor\.cpu\(\)"):
         as_array(torch.zeros(3, device="meta"))
     with pytest.raises(ValueError, match="contiguous"):

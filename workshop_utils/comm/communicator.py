@@ -387,8 +387,7 @@ def flat(tensor: Any) -> Array:
 def as_array(tensor: Any) -> np.ndarray:
     """`tensor`, also a parameter or a gradient, as an array that shares its memory; an array is returned as it is.
 
-    PyTorch is not imported unless one of its tensors is given. NumPy has bfloat16 from the package ml_dtypes, which
-    TensorFlow and JAX bring along; its sums of two numbers are rounded to the nearest bfloat16.
+    PyTorch is not imported.
 
     Raises:
         TypeError: if NumPy cannot see that memory, or has no such dtype; the message says what would do.
@@ -403,17 +402,8 @@ def as_array(tensor: Any) -> np.ndarray:
     if tensor.device.type != "cpu":
         raise TypeError(f"the tensor is on {tensor.device}; move it to the CPU first: tensor.cpu()")
     try:
-        if str(tensor.dtype) == "torch.bfloat16":
-            import ml_dtypes
-            import torch
-
-            bits: np.ndarray = tensor.detach().view(torch.uint16).numpy()
-            return bits.view(ml_dtypes.bfloat16)
         array: np.ndarray = tensor.detach().numpy()
-    except ImportError as failure:
-        advice = "install it, or use torch.float16"
-        raise TypeError(f"NumPy has no bfloat16 without the package ml_dtypes; {advice}") from failure
-    except (TypeError, RuntimeError) as failure:  # such as a float8 or a sparse tensor
+    except (TypeError, RuntimeError) as failure:  # such as a bfloat16 or a sparse tensor
         what = f"a {tensor.layout} tensor of {tensor.dtype}"
         raise TypeError(f"NumPy has no array like {what}; convert it first: tensor.float()") from failure
     return array
