@@ -52,7 +52,7 @@ class OpenQuestion:
             value = value.item() if getattr(value, "size", 0) == 1 else value  # of an array
             if isinstance(value, bool) or not isinstance(value, Real):
                 return Verdict("wrong", f"`{name}` is {value!r}; it must be a number of {self.unit}.")
-            if not 0 < value < math.inf:
+            if not 0 < float(value) < math.inf:
                 return Verdict("wrong", f"`{name}` is {value}; it must be a positive number of {self.unit}.")
             numbers.append(float(value))
         predicted, measured = numbers

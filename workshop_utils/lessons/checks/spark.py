@@ -154,7 +154,8 @@ def tree_sum(answer: Callable[[Any, Callable[[Any, Any], Any], int], Any]) -> st
         refuse(most > least + 1, uneven)
         several = f"{where} one task added several groups: `reduceByKey(add, groups)` has one for each."
         refuse(len({each.added for each in arrived}) < groups, several)
-        tasks = context.statusTracker().getStageInfo(arrived[0].added[0]).numTasks
+        stage, _ = arrived[0].added or (0, 0)
+        tasks = getattr(context.statusTracker().getStageInfo(stage), "numTasks", 0)
         idle = f"{where} the second stage has {tasks} tasks: `reduceByKey(add, groups)` starts one for each group."
         refuse(tasks != groups, idle)
     return "each group was added in a task of the second stage, and only its sum reached the driver."
