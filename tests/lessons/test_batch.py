@@ -72,7 +72,7 @@ def scaled():
 
 
 def test_the_report_begins_with_the_scale_model(tmp_path):
-    page = report.write_report(tmp_path / "report.html", "All", scaled=scaled())
+    page = report.write_report(tmp_path / "report.html", scaled=scaled())
     page = BeautifulSoup(page.read_text(), "html.parser")
     (first,) = page.select("img")
     assert "VGG-16: 2 workers are worth 1.50 devices with a ring" in first["alt"]

@@ -85,7 +85,7 @@ def run_lessons(
             scaled = scale_model.headline(experiment.Store.default(), counts)
         except JobError as error:
             failures.append(f"scale model: {error}")
-    path = report.write_report(output / "report.html", "The workshop, run through", executed, scaled)
+    path = report.write_report(output / "report.html", executed, scaled)
     failures += [f"{lesson.notebook}: {lesson.error}" for lesson in executed if lesson.error]
     succeeded = sum(not lesson.error for lesson in executed)
     for failure in failures:

@@ -22,23 +22,16 @@ if TYPE_CHECKING:
     from workshop_utils.lessons.batch import Lesson
 
 
-def write_report(
-    path: Path,
-    title: str,
-    lessons: Sequence[Lesson] = (),
-    scaled: pd.DataFrame | None = None,
-) -> Path:
+def write_report(path: Path, lessons: Sequence[Lesson] = (), scaled: pd.DataFrame | None = None) -> Path:
     """Write the page `path`, self-contained, beside the executed lessons.
 
     With `scaled`, of `scaling.scale_model.headline`, the page begins with that.
     """
-    path.parent.mkdir(parents=True, exist_ok=True)
     style.use()
     templates = Environment(
         loader=PackageLoader("workshop_utils.lessons", "templates"), autoescape=select_autoescape(["html"])
     )
     page = templates.get_template("report.html").render(
-        title=title,
         lessons=lessons,
         total_seconds=sum(lesson.seconds for lesson in lessons),
         headline=None if scaled is None else _picture(scaling.throughput(scaled)),
