@@ -41,11 +41,13 @@ def component() -> specs.AppDef:
 """
 DRY_RUN = "run --dryrun --workspace= -s kubernetes -cfg queue=workshop component.py:component"
 RENDER_SECONDS = 120.0
+SLOW_START_SECONDS = 60  # that a pod may take to pull its image
 MASK = 4
 IMAGE = "workshop-neuron:trn1"
 NEEDED = ("name", "image", "entrypoint", "args", "num_replicas")
-READING = {"allclose", "cpu", "equal", "is_nonzero", "item", "numpy", "tolist"} | {
-    f"__{name}__" for name in ("array", "bool", "float", "format", "index", "int", "repr")
+READING = {"allclose", "argwhere", "cpu", "equal", "is_nonzero", "item", "nonzero", "numpy", "tolist"} | {
+    "untyped_storage",  # what torch.save writes
+    *(f"__{name}__" for name in ("array", "bool", "float", "format", "index", "int", "repr")),
 }
 OPTIONS = {
     "--nnodes": "how many agents there are",
@@ -74,6 +76,8 @@ def role_of_torchrun(answer: Callable[[str, int, int, str], Any]) -> str:
         refuse(type(count) is not int or count != nodes, f"num_replicas is {count!r}; {each}.")
         fewest, alone = role.get("min_replicas"), "Volcano would start some pods without the others"
         refuse(fewest not in (None, nodes), f"min_replicas is {fewest!r}: {alone}; leave it out.")
+        again = "Volcano would start the job again under a name whose rendezvous is closed; leave it out"
+        refuse(role.get("max_retries"), f"max_retries is {role.get('max_retries')!r}: {again}.")
         refuse(role["image"] != IMAGE, f"image is {role['image']!r}; it must be {IMAGE!r}.")
         right = dict(zip(OPTIONS, (nodes, per_node, "etcd-v2", endpoint, "${app_id}"), strict=True))
         _compare_options(_words(role), script, right)
@@ -89,7 +93,7 @@ def _words(role: Mapping[str, Any]) -> list[str]:
     alone = "it is the program alone, its words belong in args"
     refuse(len(str(entrypoint).split()) != 1, f"entrypoint is {entrypoint!r}; {alone}.")
     words = [entrypoint, *args]
-    if words[0] in ("bash", "sh") and words[1:2] == ["-c"] and len(words) == 3:
+    if words[0] in ("bash", "sh", "/bin/bash", "/bin/sh") and words[1:2] == ["-c"] and len(words) == 3:
         words = shlex.split(words[2].removeprefix("exec "))
     if words[0] in ("python", "python3") and words[1:3] == ["-m", "torch.distributed.run"]:
         words = ["torchrun", *words[3:]]
@@ -100,6 +104,7 @@ def _words(role: Mapping[str, Any]) -> list[str]:
 
 def _compare_options(words: list[str], script: str, right: Mapping[str, Any]) -> None:
     """Raise Wrong unless torchrun itself reads `right`, and `script` behind it, in the command."""
+    from torch.distributed.elastic.rendezvous.utils import _parse_rendezvous_config
     from torch.distributed.run import get_args_parser
 
     parser, told = get_args_parser(), io.StringIO()
@@ -114,6 +119,9 @@ def _compare_options(words: list[str], script: str, right: Mapping[str, Any]) ->
     refuse(given.standalone, "with --standalone each node is a job of its own, and meets nobody.")
     refuse(given.no_python, "with --no-python the script is run as a program, and not by Python.")
     refuse(given.module, "with -m (--module) torchrun takes the script for the name of a module.")
+    waits = _parse_rendezvous_config(given.rdzv_conf).get("join_timeout", "600")
+    early = f"with a join_timeout of {waits} s an agent gives up before another node's pod has started."
+    refuse(float(waits) < SLOW_START_SECONDS, early)
     alike = "with --local-addr all nodes announce the same address, and one can't reach the other."
     refuse(given.local_addr, alike)
     for name, value in right.items():
