@@ -19,7 +19,7 @@ BERT_LARGE = (
     "--layers 24 --hidden 1024 --heads 16 --learning-rate 0.0004 --steps 200 --warmup-steps 20"
 )
 IMAGE = "123456789012.dkr.ecr.us-west-2.amazonaws.com/workshop-neuron:trn1"
-TIME_LIMIT = "timeout --kill-after=60 2h"  # TorchX sets none; this bounds the price of a job that hangs
+TIME_LIMIT = "timeout --kill-after=60 2h"  # TorchX sets none; frees the machines, but does not stop the bill
 TRN1_32XLARGE = specs.Resource(
     cpu=120,  # of 128, and 490 of 550 GB: the node's own pods, the kubelet and the system need the rest
     memMB=490_000,

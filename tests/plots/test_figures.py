@@ -162,7 +162,7 @@ def test_the_loss_of_a_pretraining_is_the_running_mean_of_its_ranks():
     # A step counts a twentieth, and twenty steps have their middle at 10.5.
     assert running.get_ydata() == pytest.approx([2.05] + [2] * 10)
     assert running.get_xdata()[0] == 10.5
-    assert "2.00 ± 0.00 nats, not clearly below frequencies" in figure.axes[0].get_title(loc="left")
+    assert "2.00 ± 0.00 nats, above frequencies" in figure.axes[0].get_title(loc="left")
 
 
 def test_the_title_of_an_interruption_counts_the_steps_that_were_repeated():
