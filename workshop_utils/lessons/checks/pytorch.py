@@ -197,9 +197,8 @@ def _watched(dist: Any, parameters: Sequence[Any]) -> Iterator[_Step]:
         came += 1
 
     def waits() -> None:
-        step.standstills += running and came < len(
-            parameters
-        )  # after the last one there is nothing to overlap
+        # After the last gradient there is nothing to overlap.
+        step.standstills += running and came < len(parameters)
 
     def all_reduce(
         tensor: Any, op: Any = dist.ReduceOp.SUM, group: Any = None, async_op: bool = False
@@ -219,11 +218,10 @@ def _watched(dist: Any, parameters: Sequence[Any]) -> Iterator[_Step]:
         return works[-1]
 
     hooks = [parameter.register_post_accumulate_grad_hook(note) for parameter in parameters]
-    watch = (
+    with (
         mock.patch.object(dist, "all_reduce", all_reduce),
         mock.patch.object(torch.autograd, "backward", backward),
-    )
-    with watch[0], watch[1]:
+    ):
         yield step
     for hook in hooks:
         hook.remove()
@@ -297,10 +295,8 @@ def _judge_shards(ranks: list[_Sharded], where: str, size: int) -> None:
     times = sum(each.sent for each in ranks) / (4 * NUMBERS * (size - 1))
     few = "a rank must receive the others' parameters from their owners"
     refuse(times < 0.9, f"{where}: only {times:.2f} of the bytes that are needed are sent; {few}.")
-    refuse(
-        times > PASSES,
-        f"{where}: {times:.1f} times as many bytes as needed are sent; send each parameter once.",
-    )
+    many = f"{times:.1f} times as many bytes as needed are sent; send each parameter once"
+    refuse(times > PASSES, f"{where}: {many}.")
 
 
 def _shard(dist: Any, answer: Callable[..., Any]) -> _Sharded:
