@@ -61,6 +61,13 @@ class Elastic(Description):
     max_workers: Count = 4
     max_restarts: int = Field(default=3, ge=0, strict=True)
 
+    @model_validator(mode="after")
+    def _in_order(self) -> Self:
+        least, most = self.min_workers, self.max_workers
+        if least > most:
+            raise ValueError(f"min_workers is {least}; it may be at most max_workers, {most}")
+        return self
+
     @property
     def policy(self) -> dict[str, Any]:
         """The elasticPolicy of a PyTorchJob."""
