@@ -1,6 +1,6 @@
 """What a cluster is asked: make the objects of a job, look at them, delete them.
 
-Where it is busy, or was not reached, it is asked again; where it says no, the error says what to do. It must be
+Where it is busy, or was not reached, it is asked again; where it says no, the error has its words. It must be
 Kubernetes 1.27 or newer: older servers drop a field that they do not know, however strictly they are asked.
 """
 
