@@ -71,6 +71,7 @@ def test_a_learner_starts_jobs_within_limits_of_time_and_type_with_the_workshop_
     assert limits["NumericLessThanEquals"] == {"sagemaker:MaxRuntimeInSeconds": "${MostSeconds}"}
     assert limits["NumericLessThanEqualsIfExists"] == {"sagemaker:KeepAlivePeriod": "0"}
     assert limits["ForAllValues:StringEquals"] == {"sagemaker:InstanceTypes": "InstanceTypes"}
+    assert limits["Null"] == {"sagemaker:InstanceTypes": "false"}
     tagged = {"aws:ResourceTag/made-by": "distributed-training-workshop"}
     assert statements["EndWhatCosts"]["Condition"] == {"StringEquals": tagged}
     assert limits["StringEquals"] == {f"aws:RequestTag/{TAG['Key']}": TAG["Value"]}
