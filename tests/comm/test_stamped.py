@@ -18,10 +18,9 @@ ALL_REDUCES = (ring_all_reduce, central_all_reduce, tree_all_reduce, halving_dou
 FAST = 1e12
 
 
-def run(size, program, bandwidths=None, latency_seconds=0.0):
-    """What `program` returns on each rank behind a link, by default a fast one."""
-    rates = bandwidths or (FAST,) * size
-    return threads.run(size, lambda inner: program(StampedCommunicator(inner, rates, latency_seconds)))
+def run(size, program):
+    """What `program` returns on each rank behind a fast link."""
+    return threads.run(size, lambda inner: program(StampedCommunicator(inner, (FAST,) * size)))
 
 
 def seconds_of(size, program, bandwidths, latency_seconds=0.0):
