@@ -97,23 +97,17 @@ def one_step(model, optimizer):
     optimizer.step()
 
 
-def sent_in_a_step(stage, size):
-    def program(communicator):
-        module = divisible()
-        nbytes = sum(parameter.nbytes for parameter in module.parameters())
-        model, optimizer = model_and_optimizer(stage, module, communicator, torch.optim.Adam)
-        communicator.traffic.reset()
-        one_step(model, optimizer)
-        return int(communicator.traffic.bytes_sent.sum()), nbytes
-
-    sent, nbytes = zip(*threads.run(size, program), strict=True)
-    return list(sent), nbytes[0]
-
-
 @pytest.mark.parametrize("size", [1, 2, 4])
 @pytest.mark.parametrize("stage", STAGES)
 def test_each_stage_sends_what_the_formula_says(stage, size):
-    sent, nbytes = sent_in_a_step(stage, size)
+    def program(communicator):
+        model, optimizer = model_and_optimizer(stage, divisible(), communicator, torch.optim.Adam)
+        communicator.traffic.reset()
+        one_step(model, optimizer)
+        return int(communicator.traffic.bytes_sent.sum())
+
+    nbytes = sum(parameter.nbytes for parameter in divisible().parameters())
+    sent = threads.run(size, program)
     # In reduce-scatters, all-gathers and broadcasts of K bytes: (N − 1)/N · K each. In stage 3 the backward pass does
     # not ask for the first layer.
     passes = {1: 3 * nbytes, 2: 2 * nbytes, 3: 3 * nbytes - 8 * (5 * 8 + 8)}
