@@ -14,13 +14,11 @@ from workshop_utils.setup import bootstrap
 ROOT = Path(__file__).parents[2]
 
 
-def make(*arguments, folder=ROOT):
-    environment = {name: os.environ[name] for name in os.environ if not name.startswith(("MAKE", "MFLAGS"))}
-    return subprocess.run(["make", *arguments], cwd=folder, env=environment, capture_output=True, text=True)
-
-
 def commands_of(*arguments):
-    return make("--always-make", "--dry-run", *arguments).stdout
+    """What `make ARGUMENTS` would carry out."""
+    environment = {name: os.environ[name] for name in os.environ if not name.startswith(("MAKE", "MFLAGS"))}
+    words = ["make", "--always-make", "--dry-run", *arguments]
+    return subprocess.run(words, cwd=ROOT, env=environment, capture_output=True, text=True).stdout
 
 
 # conda, dev container
