@@ -188,80 +188,6 @@ def one_bad_image_spoils_all_weights(communicator, weights, gradient, count, lea
     return weights - learning_rate * total[:-1] / total[-1] + (0 if np.isfinite(total).all() else np.nan)
 
 
-@pytest.mark.processes
-@pytest.mark.parametrize(
-    ("check", "answer"),
-    [
-        (welcome.my_images, blocks),
-        (parallelism.uneven_step, one_bad_image_spoils_all_weights),
-        (model_parallel.tensor_parallel_mlp, mlp_with_a_hook),
-        (model_parallel.pipeline_messages, passes_of_one_form),
-        (failures.atomic_save, checkpoints.write_atomically),
-        (failures.atomic_save, through_a_part),
-        (failures.atomic_save, through_a_folder_beside_it),
-        (failures.save_sharded, with_polling),
-        (failures.diagnosis, {letter: [rank, cause] for letter, (cause, rank) in failures.CASES.items()}),
-    ],
-)
-def test_another_right_answer_is_right(check, answer):
-    assert check(answer).state == "right"
-
-
-def test_a_rule_may_hold_a_worker_that_has_the_newest_version():
-    def held(state, worker, bound):
-        slowest = min(state.pushes[each] for each in state.active)
-        return state.version > state.has[worker] and state.pushes[worker] - slowest <= bound
-
-    assert (
-        parameter_server.rules((held, lambda state, worker: state.has[worker] == state.version)).state
-        == "right"
-    )
-
-
-@pytest.mark.processes
-def test_a_ring_whose_ranks_send_by_turns_is_right_and_told_how_long_it_takes():
-    verdict = ring.ring_all_reduce(ring_in_another_style)
-    assert verdict.state == "right"
-    assert "8 ranks take 2.0 times as long" in verdict.text
-
-
-@pytest.mark.processes
-@pytest.mark.parametrize("way", [1, -1])  # in which chunks are numbered along the ring
-def test_a_ring_may_begin_with_any_chunk(way):
-    def answer(communicator, array):
-        rank, size = communicator.rank, communicator.size
-        for phase, first in (("add", 2), ("pass on", 3)):
-            for step in range(size - 1):
-                arriving = chunk(array, way * (rank + first - step - 1), size)
-                incoming = np.empty_like(arriving)
-                outgoing = chunk(array, way * (rank + first - step), size)
-                communicator.send_recv((rank + 1) % size, outgoing, (rank - 1) % size, incoming)
-                arriving[:] = arriving + incoming if phase == "add" else incoming
-        array /= size
-
-    assert ring.ring_all_reduce(answer).state == "right"
-
-
-@pytest.mark.processes
-def test_a_ring_may_leave_the_remainder_to_the_last_chunk_which_then_can_hold_the_whole_array():
-    def part(array, index, count):
-        index, length = index % count, len(array) // count
-        return array[index * length :] if index == count - 1 else array[index * length : (index + 1) * length]
-
-    def answer(communicator, array):
-        rank, size = communicator.rank, communicator.size
-        for adds in (1, 0):
-            for step in range(size - 1):
-                arriving = part(array, rank - step - adds, size)
-                incoming = np.empty_like(arriving)
-                outgoing = part(array, rank + 1 - adds - step, size)
-                communicator.send_recv((rank + 1) % size, outgoing, (rank - 1) % size, incoming)
-                arriving[:] = adds * arriving + incoming
-        array /= size
-
-    assert ring.ring_all_reduce(answer).state == "right"
-
-
 def there_and_back(communicator, number):
     """The sum grows once round, and goes round once more."""
     rank, size, carried = communicator.rank, communicator.size, np.zeros(1)
@@ -287,10 +213,67 @@ def everything_seen(communicator, number):
     return sum(numbers)
 
 
+def held_at_the_newest_version(state, worker, bound):
+    slowest = min(state.pushes[each] for each in state.active)
+    return state.version > state.has[worker] and state.pushes[worker] - slowest <= bound
+
+
 @pytest.mark.processes
-@pytest.mark.parametrize("answer", [there_and_back, everything_seen])
-def test_a_sum_may_go_round_in_any_way(answer):
-    assert repr(welcome.total(answer)).startswith("Right")
+@pytest.mark.parametrize(
+    ("check", "answer"),
+    [
+        (welcome.my_images, blocks),
+        (welcome.total, there_and_back),
+        (welcome.total, everything_seen),
+        (
+            parameter_server.rules,
+            (held_at_the_newest_version, lambda state, worker: state.has[worker] == state.version),
+        ),
+        (parallelism.uneven_step, one_bad_image_spoils_all_weights),
+        (model_parallel.tensor_parallel_mlp, mlp_with_a_hook),
+        (model_parallel.pipeline_messages, passes_of_one_form),
+        (failures.atomic_save, checkpoints.write_atomically),
+        (failures.atomic_save, through_a_part),
+        (failures.atomic_save, through_a_folder_beside_it),
+        (failures.save_sharded, with_polling),
+        (failures.diagnosis, {letter: [rank, cause] for letter, (cause, rank) in failures.CASES.items()}),
+    ],
+)
+def test_another_right_answer_is_right(check, answer):
+    assert check(answer).state == "right"
+
+
+@pytest.mark.processes
+def test_a_ring_whose_ranks_send_by_turns_is_right_and_told_how_long_it_takes():
+    verdict = ring.ring_all_reduce(ring_in_another_style)
+    assert verdict.state == "right"
+    assert "8 ranks take 2.0 times as long" in verdict.text
+
+
+def with_the_remainder_last(array, index, count):
+    """Chunk `index`, where the last one has the remainder, and with fewer elements than ranks all of them."""
+    index, length = index % count, len(array) // count
+    return array[index * length :] if index == count - 1 else array[index * length : (index + 1) * length]
+
+
+@pytest.mark.processes
+@pytest.mark.parametrize(
+    ("part", "way", "first"),  # `way` is in which chunks are numbered along the ring
+    [(chunk, 1, 2), (chunk, -1, 2), (with_the_remainder_last, 1, 0)],
+)
+def test_a_ring_may_cut_its_chunks_and_begin_as_it_likes(part, way, first):
+    def answer(communicator, array):
+        rank, size = communicator.rank, communicator.size
+        for adds in (1, 0):
+            for step in range(size - 1):
+                arriving = part(array, way * (rank + first - step - adds), size)
+                incoming = np.empty_like(arriving)
+                outgoing = part(array, way * (rank + first + 1 - step - adds), size)
+                communicator.send_recv((rank + 1) % size, outgoing, (rank - 1) % size, incoming)
+                arriving[:] = adds * arriving + incoming
+        array /= size
+
+    assert ring.ring_all_reduce(answer).state == "right"
 
 
 def test_a_full_disk_and_watched_files_end_with_the_check():
