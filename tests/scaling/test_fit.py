@@ -16,8 +16,8 @@ def ring(size, nbytes, path):
     return all_reduce_seconds("ring", size, nbytes, path)
 
 
-def noisy(seed=0, spread=0.02):
-    return ring(WORKERS, NBYTES, TRUE) * np.exp(np.random.default_rng(seed).normal(0, spread, len(WORKERS)))
+def noisy(seed=0):
+    return ring(WORKERS, NBYTES, TRUE) * np.exp(np.random.default_rng(seed).normal(0, 0.02, len(WORKERS)))
 
 
 def test_three_disturbed_measurements_of_sixteen_move_the_fit_little():
