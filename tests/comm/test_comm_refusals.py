@@ -1,5 +1,7 @@
 """Links, clusters and servers that cannot be are refused by name."""
 
+import threading
+
 import numpy as np
 import pytest
 
@@ -65,3 +67,26 @@ def test_threads_that_can_only_wait_for_each_other_are_refused_before_their_time
 
     with pytest.raises(CommunicationError, match=r"waits for ever for rank \d in recv"):
         threads.run(2, program, timeout_seconds=3600, is_buffered=is_buffered)
+
+
+@pytest.mark.parametrize("is_buffered", [True, False])
+def test_a_rank_may_send_in_a_thread_of_its_own_also_once_a_thread_of_nobody_has_ended(is_buffered):
+    ends = threading.Event()
+    foreign = threading.Thread(target=ends.wait)
+    foreign.start()
+
+    def program(communicator):
+        values = np.ones(1)
+        if communicator.rank:
+            ends.set()
+            foreign.join()
+            sender = threading.Timer(0.2, communicator.send, (0, values))
+            sender.start()
+            communicator.recv(0, values)
+            sender.join()
+        else:
+            communicator.recv(1, np.zeros(1))
+            communicator.send(1, 2 * values)
+        return values[0]
+
+    assert threads.run(2, program, timeout_seconds=60, is_buffered=is_buffered) == [1, 2]

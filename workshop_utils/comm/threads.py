@@ -29,18 +29,18 @@ class _Room:
         mailboxes: by rank, what was sent to it and not yet received, in the order of arrival.
         running: the ranks whose program goes on.
         waits: by rank that waits, what tells whether it may go on.
-        most_threads: of the process, unless ranks have started some of their own.
+        threads: of the process, unless ranks have started some of their own.
     """
 
     mailboxes: list[list[_Message]]
     running: set[int]
-    most_threads: int
+    threads: set[threading.Thread] = field(default_factory=set)
     waits: dict[int, Callable[[], object]] = field(default_factory=dict)
     changed: threading.Condition = field(default_factory=threading.Condition)
 
     def is_stuck(self) -> bool:
         """Whether all wait, and none can go on."""
-        all_wait = self.running <= self.waits.keys() and threading.active_count() <= self.most_threads
+        all_wait = self.running <= self.waits.keys() and self.threads.issuperset(threading.enumerate())
         return all_wait and not any(may_go_on() for may_go_on in self.waits.values())
 
 
@@ -103,7 +103,7 @@ class ThreadCommunicator(Communicator):
         room.waits[self.rank] = may_go_on
         room.changed.wait_for(lambda: may_go_on() or room.is_stuck(), self.timeout_seconds)
         is_stuck = room.is_stuck()
-        del room.waits[self.rank]
+        room.waits.pop(self.rank, None)  # none if another thread of this rank waited, too
         if result := may_go_on():
             return result
         waits = "waits for ever" if is_stuck else f"waited {self.timeout_seconds:g} s"
@@ -125,7 +125,7 @@ def run(
         Exception: the first failure of any rank, as raised there, once all ranks have ended.
     """
     ranks = range(size)
-    room = _Room([[] for _ in ranks], {*ranks}, threading.active_count() + size)
+    room = _Room([[] for _ in ranks], {*ranks})
     results: list[Any] = [None] * size
     failures: list[BaseException] = []
 
@@ -143,6 +143,7 @@ def run(
             room.changed.notify_all()
 
     threads = [threading.Thread(target=rank_main, args=(rank,), daemon=True) for rank in ranks]
+    room.threads.update(threading.enumerate(), threads)
     for thread in threads:
         thread.start()
     for thread in threads:
