@@ -67,8 +67,10 @@ def _judge_rate(answer: Callable[..., float], where: str, start: float, best: fl
     one = not isinstance(rate, str | bool) and np.ndim(rate) == 0 and rate > 0
     refuse(not one, f"you returned {rate!r}; return one learning rate.")
     if not 0.9 < rate / best < 1.1:
-        finite = [each for each in [*tried.values(), outcome(rate)] if np.isfinite(each).all()]
         own = outcome(rate)
+        never = f"{case}chose one with which some seeds never arrive; they give inf."
+        refuse(not np.isfinite(own).all(), never)
+        finite = [each for each in [*tried.values(), own] if np.isfinite(each).all()]
         end = "smallest" * (rate == min(tried)) or "largest" * (rate == max(tried))
         neighbour = "Its neighbour may be better: go on until the best one has a neighbour on each side."
         is_best = own.mean() == min(each.mean() for each in finite)

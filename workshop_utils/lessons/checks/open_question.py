@@ -20,6 +20,7 @@ from typing import Any
 from workshop_utils.lessons.checks import Verdict, is_missing, of_lesson
 
 FEWEST_LETTERS = 24  # of an explanation, in any script
+FEWEST_DIFFERENT = 8  # of its letters: “because because because” has 6
 FARTHEST = 10  # a prediction may be so many times off what can be measured
 
 
@@ -52,9 +53,10 @@ class OpenQuestion:
             value = value.item() if getattr(value, "size", 0) == 1 else value  # of an array
             if isinstance(value, bool) or not isinstance(value, Real):
                 return Verdict("wrong", f"`{name}` is {value!r}; it must be a number of {self.unit}.")
-            if not 0 < float(value) < math.inf:
+            number = float(value) if abs(value) < 1e300 else math.inf  # which may be too large for a float
+            if not 0 < number < math.inf:
                 return Verdict("wrong", f"`{name}` is {value}; it must be a positive number of {self.unit}.")
-            numbers.append(float(value))
+            numbers.append(number)
         predicted, measured = numbers
         if not low <= measured <= high:
             between = f"a measurement gives something between {low:,g} and {high:,g} {self.unit}"
@@ -72,8 +74,8 @@ class OpenQuestion:
                 counts = f"it counts {self.unit}, so it is a whole number"
                 return Verdict("wrong", f"`{name}` is {number:,g}; {counts}.")
         letters = [each for each in why if each.isalpha()] if isinstance(why, str) else []
-        if len(letters) < FEWEST_LETTERS:
-            needed = f"at least {FEWEST_LETTERS} letters"
+        if len(letters) < FEWEST_LETTERS or len(set(letters)) < FEWEST_DIFFERENT:
+            needed = f"at least {FEWEST_LETTERS} letters, not always the same ones"
             return Verdict("wrong", f"`why` is no explanation yet; write a sentence or two, {needed}.")
         compared = f"you predicted {predicted:,.4g} {self.unit} and measured {measured:,.4g}"
         factor = measured / predicted

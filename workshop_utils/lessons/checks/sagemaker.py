@@ -136,6 +136,8 @@ def least_policy(answer: list[dict[str, Any]]) -> str:
         refuse(is_twice, f"{of} has Sid {sid!r}, as another does; IAM takes each once.")
         actions, resources = (_listed(statement[name]) for name in ("Action", "Resource"))
         refuse(effect not in ("Allow", "Deny"), f"{of} has Effect {effect!r}; it must be Allow or Deny.")
+        for value in actions + resources:
+            refuse(not isinstance(value, str), f"{of} has {value!r}, which is not text, nor a list of it.")
         condition = statement.get("Condition", HANDED_TO_SAGEMAKER[0])
         alone = "Condition" not in statement or [each.lower() for each in actions] == ["iam:passrole"]
         only = f"the one that may stand here is {HANDED_TO_SAGEMAKER[0]}, where iam:PassRole alone is allowed"

@@ -69,6 +69,8 @@ def role_of_torchrun(answer: Callable[[str, int, int, str], Any]) -> str:
         ("/job/train.py", 3, 5, "etcd:99"),
     ):
         role = result_of(answer, script, nodes, per_node, endpoint)
+        gave = f"it gave {type(role).__name__}; a role is a dictionary with {', '.join(NEEDED)}."
+        refuse(not isinstance(role, Mapping), gave)
         for missing in [name for name in NEEDED if is_missing(role.get(name))]:
             raise Wrong(f"{missing} is missing in the role.")
         each = f"for {nodes} nodes it must be {nodes}, an agent on each"
