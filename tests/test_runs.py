@@ -89,6 +89,12 @@ def almost_records():
     yield '{"workshop": "metric"}'
     yield '{"workshop": "start", "worker": "worker-0"}'
     yield '{"workshop": ["metric"], "worker": "worker-0"}'
+    whole = '{"workshop": "metric", "worker": "worker-0", "rank": 0, "time": 1.0, "step": 1'
+    yield whole.replace('"worker-0"', "0") + "}"
+    yield whole.replace('"rank": 0', '"rank": "0"') + "}"
+    yield whole.replace("1.0", '"noon"') + "}"
+    for step in ('"one"', "[1]", "NaN", "1" + "0" * 400):
+        yield f'{whole}, "step": {step}}}'
     yield '{"workshop": "metric", "worker": '
     yield '{"workshop": ' + "[" * 100_000
     yield '{"workshop": ' + "9" * 10_000 + "}"

@@ -39,8 +39,11 @@ _TAG = re.compile(
 _NOISE = re.compile(
     r"\[\S+\] plm:ssh: Warning: setpgid\(|.*\[c10d\] The hostname of the client socket cannot be retrieved"
 )
-# What each kind of record has, beside what `place.print_record` gives to all.
-RECORDS = {"metric": {"step"}, "start": {"pid"}, "device": {"passes", "host_share", "late_share"}}
+RECORD_NUMBERS = {
+    "metric": ("time", "step"),
+    "start": ("time", "pid"),
+    "device": ("time", "passes", "host_share", "late_share"),
+}  # what each kind must have, as numbers
 
 
 class RunState(StrEnum):
@@ -253,5 +256,12 @@ def _parse_record(text: str) -> dict[str, Any] | None:
         record: dict[str, Any] = json.loads(text)
     except (ValueError, RecursionError):
         return None
-    fields = RECORDS.get(str(record["workshop"]), {""})
-    return record if record.keys() >= {"worker", "rank", "time", *fields} else None
+    numbers = RECORD_NUMBERS.get(str(record["workshop"]), ("",))
+    numbers += () if record.get("rank", "") is None else ("rank",)
+    whole = isinstance(record.get("worker"), str) and all(_is_number(record.get(name)) for name in numbers)
+    return record if whole else None
+
+
+def _is_number(value: object) -> bool:
+    # 2⁵³: beyond it a table's 64-bit numbers no longer hold it exactly.
+    return isinstance(value, int | float) and not isinstance(value, bool) and abs(value) <= 2**53
