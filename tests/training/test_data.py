@@ -10,6 +10,7 @@ import multiprocessing
 import socket
 import threading
 from concurrent.futures import ProcessPoolExecutor
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -165,9 +166,12 @@ def test_mnist_with_a_wrong_checksum_is_refused_and_not_kept(folder, server, cac
     assert [path for path in cache.iterdir() if path.is_dir()] == []
 
 
-def test_a_cache_of_which_a_file_is_gone_is_made_again(cache):
+@pytest.mark.parametrize(
+    "damage", [Path.unlink, lambda path: cut_short(path.parent, path.name, 1)], ids=["gone", "cut short"]
+)
+def test_a_cache_of_which_a_file_is_damaged_is_made_again(cache, damage):
     folder = prepare("digits")
-    (folder / "train-images-idx3-ubyte").unlink()
+    damage(folder / "train-images-idx3-ubyte")
     assert prepare("digits") == folder
     assert arrays(folder).train_images.shape == (1500, 64)
     assert [path.name for path in cache.iterdir()] == ["digits"]

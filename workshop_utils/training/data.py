@@ -100,10 +100,13 @@ def arrays(folder: Path) -> Arrays:
 
 
 def _cached(source: str, name: str, make: Callable[[str, Path], None]) -> Path:
-    """The folder `name` of the cache; where a file of it is missing, `make(source, folder)` fills it."""
+    """The folder `name` of the cache; where it is missing or damaged, `make(source, folder)` fills it."""
     folder = cache_folder() / name
-    if all([*folder.glob(f"{file}*")] for file in FILES):  # whole, as it was when it came
-        return folder
+    damaged = folder.is_dir()
+    if damaged:
+        with contextlib.suppress(DataError):
+            _check_contents(source, folder)
+            return folder
     try:
         folder.parent.mkdir(parents=True, exist_ok=True)
         scratch = TemporaryDirectory(prefix=f".{name}.", dir=folder.parent)
@@ -116,7 +119,7 @@ def _cached(source: str, name: str, make: Callable[[str, Path], None]) -> Path:
         make(source, unfinished)
         _check_contents(source, unfinished)
         with contextlib.suppress(OSError):  # another process has made it meanwhile
-            if folder.is_dir():  # some have been cleaned up
+            if damaged:
                 folder.rename(Path(scratch.name, "damaged"))
             unfinished.rename(folder)
     return folder
