@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 from conftest import eventually, marked_processes
 
-from workshop_utils import on_ranks, place
+from workshop_utils import idx, on_ranks, place
 from workshop_utils.comm.ring import ring_all_reduce, ring_bytes_sent
 from workshop_utils.jobs import JobError
 from workshop_utils.ranks import RanksFailed
@@ -167,9 +167,10 @@ def test_the_digits_come_to_a_program_that_loads_them_itself_or_by_a_module_of_i
     def program(communicator):
         import own_loading
 
-        return images("train"), own_loading.load("test").count
+        test = idx.load(place.here().data_folder, "test")
+        return images("train"), own_loading.load("test").count, test.count
 
-    assert on_ranks(2, program).values == [(1500, 297)] * 2
+    assert on_ranks(2, program).values == [(1500, 297, 297)] * 2
 
 
 # What is refused
@@ -248,6 +249,7 @@ def needs_cuda(communicator):
     [
         (lambda communicator: (each for each in []), "it returned a generator, which cannot be sent back"),
         (lambda communicator: threading.Lock(), "it returned a lock, which cannot be sent back"),
+        (lambda communicator: input("Name? "), "input('Name? ') cannot be answered on a rank; call it first"),
         (needs_cuda, "was in use in the process from which this one was forked"),
     ],
 )
@@ -279,6 +281,16 @@ def test_the_rank_that_raised_is_named_with_its_traceback_and_not_those_that_fai
     assert text.endswith("Before, rank 1 of 4 had printed:\n  rank 1 begins")
     assert [each.lines for each in failure.value.results] == [(f"rank {rank} begins",) for rank in range(4)]
     assert failure.value.results.values == [None] * 4
+
+
+def test_ranks_that_fail_alike_are_named_together():
+    def program(communicator):
+        communicator.barrier()
+        raise ValueError("everywhere")
+
+    # A rank may be stopped before it has raised.
+    attempts = (failure_of(3, program) for _ in range(10))
+    assert any(text.startswith("all 3 ranks raised ValueError: everywhere.\n") for text in attempts)
 
 
 @pytest.mark.parametrize(

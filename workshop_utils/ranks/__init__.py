@@ -113,6 +113,7 @@ def launch(
         script=PROGRAM.name,
         strategy=FRAMEWORKS[framework][0] if framework else "ring",
         workers=ranks,
+        data="digits",
         timeout=timeout,
     )
     server, files = packing.server_for(call, framework), {"request": packing.request(call, framework, cell)}
@@ -205,14 +206,17 @@ class _RanksRun(ProcessRun):
         others = "; the others were stopped" if len(self.workers) > 1 else ""
         if errors:
             error = errors[0][0]
+            alike = [each for each, _ in self._errors() if each["summary"] == error["summary"]]
             whose = self._named([name])
+            if len(alike) == len(self.workers) > 1:
+                whose, others = f"all {len(alike)} ranks", ""
             what = f"{whose} raised {error['summary']}"
             if error["summary"].startswith("PeerLeft: "):  # the one that has left comes first
                 what = f"{error['summary'].removeprefix('PeerLeft: ')}: {whose} raised PeerLeft"
             text = f"{what}{others}.\n{packing.with_cells(error['traceback'])}"
             if printed:
                 shown = "\n  ".join(printed[-output.LAST_LINES :])
-                text += f"Before, {whose} had printed:\n  {shown}"
+                text += f"Before, {self._named([name])} had printed:\n  {shown}"
             return text.rstrip()
         code = self._codes.get(name, code)
         ended = output.how(code) if code else "ended without returning from the program, as os._exit does"
