@@ -5,6 +5,7 @@ import os
 import re
 import resource
 import signal
+import stat
 
 import numpy as np
 import pytest
@@ -26,6 +27,28 @@ def test_what_is_read_is_what_was_saved_bit_by_bit(tmp_path):
         for arrays in (found.arrays, ARRAYS)
     )
     assert (found.step, content) == (40, expected)
+
+
+def test_every_new_folder_s_name_is_on_the_disk_too(tmp_path, monkeypatch):
+    synced = []
+    monkeypatch.setattr(os, "fsync", lambda descriptor: synced.append(os.fstat(descriptor).st_ino))
+    written = checkpoints.save(tmp_path / "new" / "folder", 40, ARRAYS)
+    assert {path.stat().st_ino for path in (written, *written.parents[:3])} <= {*synced}
+
+
+def test_a_folder_that_cannot_be_synced_is_told_and_left_closed(tmp_path, monkeypatch):
+    opened = []
+
+    def fsync(descriptor):
+        if stat.S_ISDIR(os.fstat(descriptor).st_mode):
+            opened.append(descriptor)
+            raise OSError("the disk fails")
+
+    monkeypatch.setattr(os, "fsync", fsync)
+    with pytest.raises(OSError, match="the disk fails"):
+        checkpoints.save(tmp_path, 40, ARRAYS)
+    with pytest.raises(OSError, match="Bad file descriptor"):
+        os.fstat(opened[0])
 
 
 def test_the_newest_are_kept_and_nothing_else_is_left(tmp_path):

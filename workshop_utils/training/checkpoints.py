@@ -93,12 +93,33 @@ def write(folder: Path, step: int, content: bytes, settings: Settings | None = N
     """
     header = json.dumps({"step": step, "nbytes": len(content), "settings": dict(settings or {})}).encode()
     body = header + b"\n" + content
-    folder.mkdir(parents=True, exist_ok=True)
+    make_folder(folder)
     path = path_of(folder, step)
     write_atomically(path, hashlib.sha256(body).hexdigest().encode() + b"\n" + body)
     for old in paths(folder)[:-KEPT]:
         old.unlink()
     return path
+
+
+def make_folder(folder: Path) -> None:
+    """Make `folder`, if it is not there, so that it survives the loss of the machine's power.
+
+    Raises:
+        OSError: if it cannot be made.
+    """
+    if not folder.is_dir():
+        make_folder(folder.parent)
+        folder.mkdir(exist_ok=True)
+        _sync(folder.parent)
+
+
+def _sync(folder: Path) -> None:
+    """Wait until the names in `folder` are on the disk."""
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
 
 
 def write_atomically(path: Path, content: bytes) -> None:
@@ -117,9 +138,7 @@ def write_atomically(path: Path, content: bytes) -> None:
     except OSError:
         part.unlink(missing_ok=True)
         raise
-    descriptor = os.open(path.parent, os.O_RDONLY)
-    os.fsync(descriptor)  # the name, too, is to be on the disk
-    os.close(descriptor)
+    _sync(path.parent)  # the name, too, is to be on the disk
 
 
 def path_of(folder: Path, step: int) -> Path:
