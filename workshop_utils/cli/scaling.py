@@ -22,7 +22,7 @@ app = typer.Typer(
 def measure(
     job: Job,
     workers: Annotated[str, typer.Option(help="How many, with commas between.")] = "1,2,4",
-    network: Annotated[str | None, typer.Option(help="Such as 100Mbit.")] = None,
+    network: Annotated[list[str] | None, typer.Option(help="Such as 100Mbit.")] = None,
     argument: Annotated[
         list[str] | None, typer.Option("--argument", "-a", help=PAIRS.format("the script"))
     ] = None,
@@ -32,12 +32,25 @@ def measure(
 
     What was measured before is not run again, so interrupt it whenever you like: the next call goes on from there.
     """
-    from workshop_utils.jobs import TrainingJob
+    from workshop_utils.jobs import JobError, TrainingJob
     from workshop_utils.network import Network
     from workshop_utils.scaling import experiment
 
-    described = TrainingJob.load(job).replace(arguments=named_values(argument, "epochs=5"))
-    links = Network.parse(network) if network is not None else None
+    described, arguments = TrainingJob.load(job), named_values(argument, "epochs=5")
+    columns = experiment.Setting(described.replace(arguments={})).described()
+    for name, value in arguments.items():
+        if name.replace("-", "_") in columns:
+            raise JobError(
+                f"--argument is '{name}={value}'; {name} is a column of the table, so it must be another"
+            )
+        if "," in value:
+            raise JobError(
+                f"--argument is '{name}={value}'; it must be one value: measure each in a call of its own"
+            )
+    if len(network or ()) > 1:
+        raise JobError(f"--network is {' and '.join(network or ())}; measure each in a call of its own")
+    described = described.replace(arguments=arguments)
+    links = Network.parse(network[0]) if network else None
     jobs = [described.replace(workers=count) for count in _counts(workers)]
     # In turns, so that what disturbs the machine for a while does not fall on one number alone.
     settings = [experiment.Setting(each, links, repeat) for repeat in range(repeats) for each in jobs]
