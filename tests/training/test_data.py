@@ -134,7 +134,7 @@ def test_what_cannot_be_had_is_named_with_each_answer_and_what_to_use_instead(
         (f"{server.url}/elsewhere", r"there is no train-images-idx3-ubyte \(.* answered 404"),
         (f"{server.url}/busy", f"{server.url}/busy.* answered 503"),
         (f"{url_where_nobody_listens}/mine", f"{url_where_nobody_listens}.* cannot be reached"),
-        ("s3://bucket/mine", "a bucket is read on SageMaker alone; here it must be 'digits'"),
+        ("s3://bucket/mine", "a bucket is read by SageMaker on AWS alone; here it must be 'digits'"),
     ):
         with pytest.raises(DataError, match=said):
             prepare(source)

@@ -74,7 +74,7 @@ def prepare(source: str) -> Path:
         _check_contents(source, folder)
         return folder
     if scheme == "s3":
-        raise DataError(source, f"a bucket is read on SageMaker alone; here it must be {SOURCES}")
+        raise DataError(source, f"a bucket is read by SageMaker on AWS alone; here it must be {SOURCES}")
     if scheme not in ("http", "https"):
         raise DataError(source, f"{scheme}:// is not known here; it must be {SOURCES}")
     name = f"{scheme}-{hashlib.sha256(source.rstrip('/').encode()).hexdigest()[:16]}"

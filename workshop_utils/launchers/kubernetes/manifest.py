@@ -70,6 +70,9 @@ def build(job: TrainingJob, settings: KubernetesSettings) -> Manifest:
         raise JobError(
             f"timeout is {job.timeout!r}; Kubernetes counts whole seconds: 1 to {LONGEST_SECONDS}, 68 years"
         )
+    if settings.data_claim is None and (job.data or "").startswith("s3://"):
+        advice = "copy it to a volume, and name its PersistentVolumeClaim in data_claim"
+        raise JobError(f"data is {job.data!r}: a bucket is read by SageMaker on AWS alone; {advice}")
     job = settings.with_defaults(job)
     files = sources(job)
     templates = yaml.safe_load(Path(__file__).with_name("kinds.yaml").read_text(encoding="utf-8"))
