@@ -9,15 +9,17 @@ import signal
 import socket
 import threading
 import time
+import tracemalloc
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import numpy as np
 import pytest
 
-from workshop_utils.comm import frames, rendezvous, tcp
+from workshop_utils.comm import control, frames, rendezvous, tcp
 from workshop_utils.comm.communicator import CommunicationError, FrameError, Mismatch, PeerDied, PeerSilent
 from workshop_utils.comm.ring import ring_all_reduce
+from workshop_utils.comm.shape import Shape
 from workshop_utils.network.ports import PortReservation
 
 TIMEOUT_SECONDS = 20.0  # of the runs in which a rank dies: the others must not need it
@@ -274,6 +276,32 @@ def test_garbage_or_a_header_with_one_corrupt_byte_is_an_error_wherever_it_is():
             data.sendall(corrupt + bytes(40))
             with pytest.raises((FrameError, Mismatch), match="rank 1"):
                 communicator.recv(1, np.empty(10, np.float32))
+
+
+def test_a_claim_of_a_huge_message_allocates_nothing():
+    communicator, _, data = pair()
+    with communicator:
+        data.sendall(frames.message("", 1, Shape(2**58)) + bytes(1000))
+        into = np.empty(10, np.float32)
+        tracemalloc.start()
+        with pytest.raises(Mismatch, match="rank 1 sent"):
+            communicator.recv(1, into)
+        peak = tracemalloc.get_traced_memory()[1]
+        tracemalloc.stop()
+    assert peak < 1_000_000
+
+
+@pytest.mark.parametrize(
+    "garbage",
+    [control._FRAME.pack(control._ABORT, 1, 99, 0), os.urandom(frames.HEADER.size)],
+    ids=["no such error", "random"],
+)
+def test_garbage_on_a_control_link_is_an_error(garbage):
+    communicator, link, _ = pair()
+    with communicator:
+        link.sendall(garbage)
+        with pytest.raises(FrameError):
+            communicator.recv(1, np.empty(10, np.float32))
 
 
 # Nothing is left.

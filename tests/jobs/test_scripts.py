@@ -121,3 +121,9 @@ def test_a_script_runs_alone_where_no_launcher_has_set_anything(job, variables):
 def test_a_script_runs_under_its_framework_s_own_launcher(job, program, options, variables):
     found = ended(job, [variables], str(PROGRAMS / program), *options)
     assert_trained(found, variables, ranks={0, 1})
+
+
+def test_no_script_takes_an_argument_for_the_beginning_of_a_longer_one():
+    texts = {script.parent.name: script.read_text() for script in SCRIPTS}
+    short = [name for name in texts if texts[name].count("Parser(") > texts[name].count("allow_abbrev=False")]
+    assert short == []

@@ -142,7 +142,7 @@ class Workers:
         for thread in threads:
             thread.join(GRACE_SECONDS)  # what the worker has left running may hold its pipes
         code = process.returncode
-        if code and not was_ended:  # said as mpirun says it, so that launchers understand
+        if code and not was_ended:  # worded as mpirun words it; launchers parse it
             how = f"exited on signal {-code}" if code < 0 else f"ended with exit code {code}"
             self.last_failure = f"process rank {index} {how}"
         return code, time.time()
