@@ -1,11 +1,13 @@
 """What travels with a job's script, and that each launcher can be imported by itself."""
 
+import io
 import subprocess
 import sys
+import tarfile
 
 import pytest
 
-from workshop_utils.launchers.source import shipped
+from workshop_utils.launchers.source import shipped, unpack
 
 EACH_ALONE = """
 import importlib, sys
@@ -41,3 +43,21 @@ def test_the_message_passing_travels_where_a_script_imports_it(make_job, script,
     files = shipped(make_job(script, strategy="torch_ddp"))
     assert {name.split("/")[1] for name in files if name.count("/") == 2} == folders
     assert "workshop_utils/place.py" in files
+
+
+def test_an_archive_is_unpacked_into_its_folder_and_nowhere_else(tmp_path):
+    folder = tmp_path / "folder"
+    folder.mkdir()
+    assert unpack(_archive("inside/file"), folder) == [folder / "inside/file"]
+    for name, links_to in (("../outside", ""), ("link", "/etc/passwd")):
+        with pytest.raises(tarfile.TarError):
+            unpack(_archive(name, links_to), folder)
+    assert [*tmp_path.rglob("*")] == [folder, folder / "inside", folder / "inside/file"]
+
+
+def _archive(name, links_to=""):
+    content, entry = io.BytesIO(), tarfile.TarInfo(name)
+    entry.type, entry.linkname = (tarfile.SYMTYPE if links_to else tarfile.REGTYPE), links_to
+    with tarfile.open(fileobj=content, mode="w:gz") as file:
+        file.addfile(entry)
+    return content.getvalue()

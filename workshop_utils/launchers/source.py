@@ -34,15 +34,23 @@ def shipped(job: TrainingJob) -> dict[str, str]:
 
 
 def unpack(archive: bytes, folder: Path) -> list[Path]:
-    """Write the files of a `.tar.gz` into `folder`, and nothing outside it; their paths.
+    """Write the files of a `.tar.gz` into `folder`, and nothing outside it, no device and no odd owner; their paths.
 
     Raises:
         tarfile.TarError: if it holds something else.
     """
     with tarfile.open(fileobj=io.BytesIO(archive)) as file:
-        file.extraction_filter = getattr(tarfile, "data_filter", None)  # Python before 3.11.4 has none
-        file.extractall(folder)
-        return [folder / member.name for member in file.getmembers() if member.isfile()]
+        written = []
+        for member in file.getmembers():  # Python before 3.11.4 has no filter for it
+            path = (folder / member.name).resolve()
+            if not path.is_relative_to(folder.resolve()) or not (member.isfile() or member.isdir()):
+                raise tarfile.ExtractError(f"{member.name!r} is no file or folder below the archive's own")
+            if content := file.extractfile(member):
+                path.parent.mkdir(parents=True, exist_ok=True)
+                path.write_bytes(content.read())
+                path.chmod(0o600 | member.mode & 0o755)
+                written.append(folder / member.name)
+        return written
 
 
 def packed(job: TrainingJob) -> bytes:
