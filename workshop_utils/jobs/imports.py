@@ -21,6 +21,12 @@ CPU_MODULES = re.compile(r"workshop_utils(\.(place|comm|parallel|training)(?!\.p
 # Modules and functions through which a script runs code that this module does not read.
 CODE_MODULES = {"ctypes", "importlib", "pickle", "runpy", "subprocess"}
 CODE_CALLS = re.compile(r"(__import__|exec\w*|popen|spawn\w*|system)\(")
+# How PyTorch comes to use a GPU. FSDP takes one by itself, `.to(0)` is the first, and a file may hold tensors on one.
+PLACES_TENSORS = re.compile(
+    r"(?i)accelerat|cuda|device|gpu|nccl|fsdp|fully_shard|(torch|jit)\.load\(|\.to\((?!torch\.\w+\))"
+)
+# As `ast` writes it: no statement of TensorFlow's uses a GPU after this one.
+HIDES_GPUS = re.compile(r"\w+(\.\w+)*\.set_visible_devices\(\[\], 'GPU'\)")
 
 
 def imported(script: Path) -> dict[str, set[str]]:
@@ -48,9 +54,9 @@ def packages(modules: Iterable[str]) -> set[str]:
 
 
 def why_no_gpu(job: TrainingJob) -> str | None:
-    """Why the script of `job` certainly leaves GPUs idle; None if it may use one.
+    """What the script of `job` does that surely leaves GPUs idle; None if it may use one, or its text does not say.
 
-    It may if it, or a module beside it, imports anything but packages for CPUs.
+    The modules beside it that it imports are read too.
     """
     pending, texts, modules = [job.script_path], dict[Path, str](), set[str]()
     while pending:
@@ -66,7 +72,21 @@ def why_no_gpu(job: TrainingJob) -> str | None:
                 pending += {beside} - texts.keys()
             else:
                 modules |= {module} | {f"{module}.{name}" for name in names}
-    calls = CODE_CALLS.search("\n".join(texts.values()))
-    others = packages(module for module in modules if not CPU_MODULES.fullmatch(module))
-    may_use_one = others - (sys.stdlib_module_names - CODE_MODULES) - CPU_PACKAGES or calls
-    return None if may_use_one else "nothing that it imports can use one"
+    text = "\n".join([*texts.values(), *job.command_line_arguments, str(job.environment)])
+    understood = (sys.stdlib_module_names - CODE_MODULES) | CPU_PACKAGES | PYTORCH
+    if hidden := _hides_gpus(texts[job.script_path]):
+        understood |= TENSORFLOW
+    others = packages(module for module in modules if not CPU_MODULES.fullmatch(module)) - understood
+    if others or CODE_CALLS.search(text):
+        return None
+    if not PYTORCH & packages(modules):
+        return "hides GPUs from TensorFlow" if hidden else "imports nothing that can use a GPU"
+    return None if PLACES_TENSORS.search(text) else "puts no tensor on a GPU"
+
+
+def _hides_gpus(text: str) -> bool:
+    """Whether a script, or its function `main`, hides all GPUs from TensorFlow in every process."""
+    script = ast.parse(text)
+    mains = [each for each in script.body if isinstance(each, ast.FunctionDef) and each.name == "main"]
+    always = [statement for block in (script.body, *(main.body for main in mains)) for statement in block]
+    return any(HIDES_GPUS.fullmatch(ast.unparse(each)) for each in always if isinstance(each, ast.Expr))
