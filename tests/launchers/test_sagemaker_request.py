@@ -60,6 +60,15 @@ def test_there_are_as_many_ranks_as_hosts_times_processes_on_each(make_job, stra
     assert mpirun[mpirun.index("-n") + 1] == "6"
 
 
+@pytest.mark.parametrize("name", ["n", "r", "m", "no"])
+def test_an_argument_that_torchrun_takes_for_one_of_its_own_is_refused(make_job, name):
+    job = make_job(TORCH, strategy="torch_ddp", arguments={name: 3})
+    with pytest.raises(JobError, match=rf"arguments\.{name} cannot be passed as --{name}: torchrun"):
+        place().render(job)
+    assert place().render(make_job(TORCH, strategy="torch_ddp", arguments={"epochs": 3}))
+    assert place().render(make_job(TORCH, strategy="single", arguments={name: 3}))
+
+
 def test_the_job_s_own_modules_stay_on_the_path(make_job):
     job = make_job(TORCH, strategy="torch_ddp", environment={"PYTHONPATH": "/mine"})
     assert body_of(job)["Environment"]["PYTHONPATH"] == "/mine"
@@ -102,6 +111,27 @@ def test_an_image_of_one_s_own_may_have_horovod(make_job):
     body = body_of(make_job("import horovod.torch", strategy="horovod", workers=2, image="mine:1"))
     assert body["AlgorithmSpecification"]["TrainingImage"] == "mine:1"
     assert body["Environment"]["HOROVOD_GLOO_TIMEOUT_SECONDS"] == "1800"
+
+
+@pytest.mark.parametrize(
+    ("image", "lacks"),
+    [
+        ("763104351884.dkr.ecr.eu-west-1.amazonaws.com/pytorch:2.13-cpu-amzn2023-sagemaker", True),
+        ("763104351884.dkr.ecr.us-east-1.amazonaws.com/pytorch-training:2.4-cpu-py311", True),
+        ("871362719292.dkr.ecr.ap-east-1.amazonaws.com/tensorflow-training:2.21-cpu-py312", True),
+        ("763104351884.dkr.ecr.us-east-1.amazonaws.com/tensorflow-training:2.12.0-cpu-py310", False),
+        ("763104351884.dkr.ecr.us-east-1.amazonaws.com/pytorch-training:1.13.1-gpu-py39-cu117", False),
+        ("123456789012.dkr.ecr.us-east-1.amazonaws.com/pytorch-training:2.4-mine", False),
+        ("123456789012.dkr.ecr.xx-north-1.amazonaws.com/pytorch-training:2.4-mine", False),
+    ],
+)
+def test_an_image_of_aws_without_horovod_is_refused_to_a_script_that_needs_it(make_job, image, lacks):
+    job = make_job("import horovod.torch", strategy="horovod", workers=2, image=image)
+    if lacks:
+        with pytest.raises(JobError, match="has no Horovod in it"):
+            body_of(job)
+    else:
+        assert body_of(job)["AlgorithmSpecification"]["TrainingImage"] == image
 
 
 def test_the_workshop_s_own_images_have_no_toolkit_for_tensorflow_s_strategies(make_job):

@@ -34,6 +34,8 @@ TENSORFLOW_STRATEGIES = ("parameter_server", "multi_worker_mirrored")
 # Sources: the SDK's image_uris; aws/deep-learning-containers, docs/src/data and docker/, August 2026.
 TENSORFLOW = {"framework": "tensorflow", "version": "2.21", "py_version": "py312"}
 PYTORCH = {"framework": "pytorch-amzn2023", "version": "2.13"}
+LAST_WITH_HOROVOD = {"tensorflow": (2, 12), "pytorch": (1, 13)}
+_OF_AWS = re.compile(r"(\d{12})\.dkr\.ecr\.([^.]+)\.[^/]+/(tensorflow|pytorch)(?:-training)?:(\d+)\.(\d+)")
 # How long hosts may take to come together, as the toolkit's own waiting goes (mpi.py: an hour for MPI's workers).
 JOIN_SECONDS = 1800
 
@@ -184,8 +186,9 @@ def _instance_types() -> list[str]:
 def _check_instance_type(name: str) -> None:
     """Raise JobError if SageMaker has no instances of the type `name`."""
     if name not in _instance_types():
-        close = difflib.get_close_matches(name, _instance_types(), n=1) or _instance_types()
-        raise JobError(f"instance_type is {name!r}, which SageMaker does not have; {close[0]} is one")
+        close = difflib.get_close_matches(name, _instance_types(), n=1)
+        advice = f"did you mean {close[0]}?" if close else f"{_instance_types()[0]} is one"
+        raise JobError(f"instance_type is {name!r}, which is no SageMaker instance type; {advice}")
 
 
 def _check_gpus(job: TrainingJob, instance_type: str) -> None:
@@ -197,7 +200,7 @@ def _check_gpus(job: TrainingJob, instance_type: str) -> None:
             raise JobError(f"resources.gpu is {each}, and {lacking}")
         return
     if reason := imports.why_no_gpu(job):
-        idle = f"script {job.script!r} cannot use one: {reason}; take one such as ml.c5.xlarge"
+        idle = f"script {job.script!r} {reason}; take one such as ml.c5.xlarge"
         raise JobError(f"instance_type is {instance_type}, whose GPUs you would pay for, and {idle}")
     family = FAMILIES_WITH_GPUS.fullmatch(instance_type)
     count = GPUS[family[1][0]].get(family[2]) if family else None
@@ -221,6 +224,11 @@ def _check_strategy(job: TrainingJob) -> None:
     if meant := [name for name in job.arguments if name.startswith("sagemaker_")]:
         alone = "such names are the toolkit's, and the strategy decides what it is told"
         raise JobError(f"arguments.{meant[0]} cannot be passed to the script: {alone}")
+    for name in job.arguments if job.strategy == "torch_ddp" else ():
+        options = _torchrun_options()
+        if f"--{name}" not in options and sum(each.startswith(f"--{name}") for each in options) > 1:
+            short = "torchrun, which starts the script, takes it for several of its own options"
+            raise JobError(f"arguments.{name} cannot be passed as --{name}: {short}; give it a longer name")
     switch = toolkit.SWITCHES.get(job.strategy)
     if per_host > 1 and switch in (toolkit.PARAMETER_SERVER, toolkit.MULTI_WORKER_MIRRORED):
         each = f"with strategy {job.strategy!r} the toolkit starts one on each host"
@@ -230,6 +238,13 @@ def _check_strategy(job: TrainingJob) -> None:
         raise JobError(f"parameter_servers is {job.parameter_servers}; {advice}")
 
 
+@functools.cache
+def _torchrun_options() -> list[str]:
+    from torch.distributed.run import get_args_parser  # here, since it takes seconds to import
+
+    return [option for action in get_args_parser()._actions for option in action.option_strings]
+
+
 # Images
 
 
@@ -237,17 +252,23 @@ def image_for(job: TrainingJob, settings: SageMakerSettings) -> str:
     """The job's own image, or else AWS's for what its script imports and the processor of `instance_type`.
 
     Raises:
-        JobError: if AWS has no such image, or the job's own cannot start TensorFlow's strategies.
+        JobError: if AWS has no such image, or the job's own lacks what starts its strategy.
     """
     packages, region = imports.packages(imports.imported(job.script_path)), settings.region_name
+    needs_horovod = "horovod" in packages or job.strategy == "horovod"
     if job.image is not None:
+        if needs_horovod and _lacks_horovod(job.image):
+            raise JobError(
+                f"image is {job.image!r}, which has no Horovod in it: AWS's last ones with it have TensorFlow 2.12, or "
+                "PyTorch 1.13 for GPUs. Use one of them, or build jobs/images/ and name your own image"
+            )
         if job.strategy in TENSORFLOW_STRATEGIES and re.search(r"/workshop-\w+[:@]", job.image):
             lacks = "an image of jobs/images/, which have no toolkit for TensorFlow's strategies"
             raise JobError(
                 f"image is {job.image!r}, {lacks}: leave it out, and AWS's is taken, which has TensorFlow 2.21"
             )
         return job.image
-    if "horovod" in packages or job.strategy == "horovod":
+    if needs_horovod:
         raise JobError(
             "image is missing: no image of AWS has the Horovod that this script imports. Build jobs/images/ and "
             f"name yours, such as 123456789012.dkr.ecr.{region}.amazonaws.com/workshop-horovod:cpu"
@@ -256,6 +277,20 @@ def image_for(job: TrainingJob, settings: SageMakerSettings) -> str:
     return _aws_image(
         TENSORFLOW if imports.TENSORFLOW & packages else PYTORCH, region, settings.instance_type
     )
+
+
+def _lacks_horovod(image: str) -> bool:
+    """Whether `image` is known to be without Horovod, as AWS's newer ones are."""
+    match = _OF_AWS.match(image)
+    if match is None:
+        return False
+    account, region, framework, *version = match.groups()
+    if tuple(map(int, version)) <= LAST_WITH_HOROVOD[framework]:
+        return False
+    try:
+        return _aws_image(PYTORCH, region, "ml.c5.xlarge").startswith(account)
+    except JobError:  # a region that the SDK does not know
+        return False
 
 
 def _aws_image(image: Mapping[str, str], region: str, instance_type: str) -> str:
