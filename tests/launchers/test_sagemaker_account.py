@@ -131,7 +131,7 @@ def answer(stubs, *states, asked_for_log=True):
     for state in states:
         stubs["sagemaker"].add_response("describe_training_job", state)
         if asked_for_log:
-            stubs["logs"].add_client_error("filter_log_events", "ResourceNotFoundException")
+            stubs["logs"].add_client_error("describe_log_streams", "ResourceNotFoundException")
 
 
 def test_a_job_that_cannot_be_stopped_is_said_to_cost_money_and_can_be_stopped_again(make_job, watch):
@@ -170,15 +170,21 @@ def test_logs_are_read_from_where_they_were_left_and_end_with_sagemaker_s_reason
     answer(stubs, TRAINING, *[failed] * ENDED, asked_for_log=False)
     metric = '{"workshop": "metric", "worker": "worker-3", "rank": 3, "time": 1.0, "step": 1, "loss": 0.5}'
     rank = "[1,mpirank:3,algo-2]<stdout>:"  # the toolkit's mark
-    messages = ("one", f"{rank}{metric}", f"{rank}two", "late")
-    events = [
-        {"logStreamName": "x/algo-2-1700000000", "timestamp": n, "eventId": f"{n}", "message": message}
-        for n, message in enumerate(messages)
-    ]
-    for count in (1, 3, 4):  # what came before is there again
-        stubs["logs"].add_response("filter_log_events", {"events": events[:count]})
+    where = {
+        "logGroupName": launcher.LOG_GROUP,
+        "logStreamName": "x/algo-2-1700000000",
+        "startFromHead": True,
+    }
+    for number, page in enumerate((["one"], [f"{rank}{metric}", f"{rank}two"], ["late"])):
+        stream = {"logStreamName": "x/algo-2-1700000000"}
+        stubs["logs"].add_response("describe_log_streams", {"logStreams": [stream]})
+        for token, messages in ((f"f/{number - 1}" if number else None, page), (f"f/{number}", [])):
+            events = [{"timestamp": 1, "message": message} for message in messages]
+            answered = {"events": events, "nextForwardToken": f"f/{number}"}
+            asked = where | ({"nextToken": token} if token else {})
+            stubs["logs"].add_response("get_log_events", answered, asked)
     for _ in range(ENDED - 2):
-        stubs["logs"].add_client_error("filter_log_events", "ResourceNotFoundException")
+        stubs["logs"].add_client_error("describe_log_streams", "ResourceNotFoundException")
     run = SageMakerRun(submission(make_job), aws, poll_seconds=0.01)
     last = r"  \[algo-2\] one\n  \[worker-3\] two\n  \[algo-2\] late"
     with pytest.raises(RunFailed, match=rf"Unable to provision\. Its last lines:\n{last}$"):
@@ -274,11 +280,11 @@ def test_a_bucket_of_somebody_else_gets_nothing():
 def test_the_clean_up_finds_what_has_the_tag_and_removes_that_alone(tmp_path, monkeypatch):
     own = account.connect("eu-central-1")  # a region in which no other test has left anything
     before = cleanup.find(own)
+    account.ensure_bucket("elsewhere", account.connect("eu-north-1"), OWNER)
     for name, tag in (("ours", TAG), ("not-ours", {"Key": "team", "Value": "red"})):
         job = {**TRAINING_JOB, "TrainingJobName": name}
-        own.call(
-            "sagemaker", "create_training_job", **job, Tags=[tag]
-        )  # it ends at once, and its record stays
+        own.call("sagemaker", "create_training_job", **job, Tags=[tag])
+        own.call("ecr", "create_repository", repositoryName=f"workshop-{name}", tags=[tag])
         notebook = {"NotebookInstanceName": name, "InstanceType": "ml.t3.medium", "RoleArn": ROLE}
         own.call("sagemaker", "create_notebook_instance", **notebook, Tags=[tag])
         template = '{"Resources": {"Logs": {"Type": "AWS::Logs::LogGroup"}}}'
@@ -286,59 +292,60 @@ def test_the_clean_up_finds_what_has_the_tag_and_removes_that_alone(tmp_path, mo
         account.ensure_bucket(name, own, OWNER)
         own.call("s3", "put_bucket_tagging", Bucket=name, Tagging={"TagSet": [tag]})
         own.call("s3", "put_object", Bucket=name, Key="model", Body=b"1")
-    left = [thing for thing in cleanup.find(own) if thing not in before]
-    # What takes long comes last.
-    assert [(thing.kind, thing.name) for thing in left] == [
-        (kind, "ours") for kind in ("bucket", "notebook instance", "stack")
-    ]
+    place_of = {"CreateBucketConfiguration": {"LocationConstraint": "eu-central-1"}}
+    own.call("s3", "create_bucket", Bucket="without-tags", **place_of)
+    left = [thing for thing in cleanup.find(own)[0] if thing not in before[0]]
+    assert {(thing.kind, thing.name) for thing in left} == {
+        *((kind, "ours") for kind in ("bucket", "stack", "notebook instance")),
+        ("image repository", "workshop-ours"),
+    }
+    # What can only be removed from elsewhere, or takes long, comes last.
+    assert [thing.kind for thing in left][-2:] == ["notebook instance", "stack"]
+    assert str(left[-2]) == "notebook instance ours (costs money every second)"
     metadata = tmp_path / "resource-metadata.json"
     metadata.write_text('{"ResourceName": "ours"}')
     with monkeypatch.context() as patched:
         patched.setattr(cleanup, "NOTEBOOK", metadata)
         with pytest.raises(AwsError, match="you are on it"):
-            cleanup.remove(left[1], own)
+            cleanup.remove(left[-2], own)
     for thing in left:
         cleanup.remove(thing, own)
     assert cleanup.find(own) == before
 
 
-def test_the_clean_up_stops_what_runs_and_deletes_images():
-    arn = "arn:aws:{}:us-east-1:123456789012:{}".format
-    jobs = {name: arn("sagemaker", f"training-job/{name.lower()}") for name in ("Runs", "ended")}
-    tagged = {"sagemaker:training-job": [*jobs.values()], "ecr:repository": [arn("ecr", "repository/ours")]}
-    aws, stubs = scripted("sagemaker", "ecr", "resourcegroupstaggingapi")
-    listed = {"TrainingJobName": "Runs", "TrainingJobArn": jobs["Runs"], "CreationTime": NOW}
-    listed["TrainingJobStatus"] = "InProgress"
-    stubs["sagemaker"].add_response("list_training_jobs", {"TrainingJobSummaries": [listed]})
-    stubs["sagemaker"].add_response("list_notebook_instances", {"NotebookInstances": []})
-    for resource_type, _ in cleanup.KINDS.values():
-        resources = [{"ResourceARN": each} for each in tagged.get(resource_type, [])]
-        stubs["resourcegroupstaggingapi"].add_response("get_resources", {"ResourceTagMappingList": resources})
-    left = cleanup.find(aws)
-    assert [(thing.kind, thing.name) for thing in left] == [
-        ("running job", "Runs"),
-        ("image repository", "ours"),
-    ]
-    assert str(left[0]) == "running job Runs (costs money every second)"
-    stubs["sagemaker"].add_response("stop_training_job", {}, {"TrainingJobName": "Runs"})
-    stubs["ecr"].add_response("delete_repository", {}, {"repositoryName": "ours", "force": True})
-    for thing in left:
-        cleanup.remove(thing, aws)
-    for stub in stubs.values():
-        stub.assert_no_pending_responses()
+def test_the_clean_up_stops_what_runs_and_names_what_it_may_not_see():
+    aws, stubs = scripted("sagemaker", "s3", "ecr", "cloudformation")
+    stubs["s3"].add_response("list_buckets", {"Buckets": [{"Name": "closed"}]})
+    stubs["s3"].add_client_error("get_bucket_tagging", "AccessDenied", "no")
+    stubs["ecr"].add_response("describe_repositories", {"repositories": []})
+    stubs["cloudformation"].add_response("describe_stacks", {"Stacks": []})
+    named = ("TrainingJobArn", "TrainingJobStatus")
+    runs = {"TrainingJobName": "runs", **{name: TRAINING[name] for name in named}}
+    listed = {"TrainingJobSummaries": [{**runs, "CreationTime": NOW}]}
+    stubs["sagemaker"].add_response("list_training_jobs", listed)
+    stubs["sagemaker"].add_response("list_tags", {"Tags": [TAG]})
+    stubs["sagemaker"].add_client_error("list_notebook_instances", "AccessDeniedException", "no")
+    (left,), (buckets, unseen) = cleanup.find(aws)
+    assert buckets == "buckets: you may not read the tags of closed"
+    assert unseen.startswith("notebooks: list_notebook_instances: AWS answers AccessDeniedException")
+    assert str(left) == "running job runs (costs money every second)"
+    stubs["sagemaker"].add_response("stop_training_job", {}, {"TrainingJobName": "runs"})
+    cleanup.remove(left, aws)
+    stubs["sagemaker"].assert_no_pending_responses()
 
 
 def test_what_cannot_be_removed_does_not_keep_the_rest(monkeypatch):
     aws = account.connect("us-east-1")
     account.ensure_bucket("left-by-the-workshop", aws, OWNER)
     things = [cleanup.Remains("bucket", name, "") for name in ("not-there", "left-by-the-workshop")]
-    monkeypatch.setattr(cleanup, "find", lambda aws: things)
+    monkeypatch.setattr(cleanup, "find", lambda aws: (things, ["stacks: you may not"]))
     monkeypatch.setenv("AWS_ENDPOINT_URL", str(aws.endpoint))
     assert "nothing was removed" in CliRunner().invoke(cli.app, ["clean-up"], input="n\n").stdout
     cleaned = CliRunner().invoke(cli.app, ["clean-up", "--yes"])
     assert cleaned.exit_code == 1
     assert "could not remove bucket not-there: list_objects_v2: " in cleaned.output
     assert "removed bucket left-by-the-workshop" in cleaned.output
+    assert "could not look at stacks: you may not" in cleaned.output
 
 
 # Stacks, zones, and the role of a notebook

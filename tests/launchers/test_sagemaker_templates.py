@@ -22,9 +22,10 @@ WITHOUT_RESOURCES = (
     "ec2:",
     "ecr:DescribeRepositories",
     "sagemaker:ListNotebookInstances",
+    "sagemaker:ListTags",  # of whatever the clean-up finds
     "ecr:GetAuthorizationToken",
+    "s3:ListAllMyBuckets",
     "sagemaker:ListTrainingJobs",
-    "tag:GetResources",
 )
 WITH_TAGS = {
     *(f"AWS::EC2::{kind}" for kind in ("VPC", "Subnet", "SecurityGroup", "RouteTable")),
@@ -97,7 +98,7 @@ PACKAGE = Path(account.__file__).parent
 OTHERWISE = {
     "s3:HeadBucket": ["s3:ListBucket"],
     "s3:ListObjectsV2": ["s3:ListBucket"],
-    "resourcegroupstaggingapi:GetResources": ["tag:GetResources"],
+    "s3:ListBuckets": ["s3:ListAllMyBuckets"],
     "s3:PutPublicAccessBlock": ["s3:PutBucketPublicAccessBlock"],
     "sagemaker:CreateTrainingJob": ["sagemaker:CreateTrainingJob", "sagemaker:AddTags", "iam:PassRole"],
 }

@@ -294,9 +294,10 @@ def clean_up(
 
     aws = account.profile(region)
     typer.echo(f"looking at {aws}")
-    remains = cleanup.find(aws)
+    remains, unseen = cleanup.find(aws)
     typer.echo("\n".join(f"  {thing}" for thing in remains) or "nothing of the workshop was found")
     typer.echo("other regions, and Studio's spaces, were not looked at")
+    typer.echo("".join(f"could not look at {what}\n" for what in unseen), err=True, nl=False)
     if remains and not yes and not typer.confirm("Remove all of this for good, whoever made it?"):
         typer.echo("nothing was removed")
         return

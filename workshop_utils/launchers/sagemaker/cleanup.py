@@ -1,29 +1,22 @@
 """What the workshop has left in one region of an account, whoever started it, found by its tag; and its removal.
 
-    for thing in find(aws):
+    remains, unseen = find(aws)
+    for thing in remains:
         print(thing)
         remove(thing, aws)
 
-AWS keeps one list of all that bears a tag; what was made a minute ago may not be in it yet. Records and logs of jobs
-that have ended stay. CloudWatch keeps the logs for ever, and charges a little by the GB.
+Records and logs of jobs that have ended stay. CloudWatch keeps the logs for ever, and charges a little by the GB.
 """
 
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
 from workshop_utils.launchers.sagemaker.account import NOTEBOOK, TAG, Aws, AwsError
 
-# By kind, in the order in which things are best removed: AWS's name for it, and what leaving it costs.
-KINDS = {
-    "running job": ("sagemaker:training-job", "costs money every second"),
-    "bucket": ("s3:bucket", "its contents cost a little every month"),
-    "image repository": ("ecr:repository", "costs by the GB every month"),
-    "notebook instance": ("sagemaker:notebook-instance", "costs money every second, and stopped every month"),
-    "stack": ("cloudformation:stack", "costs what is in it; network and roles cost nothing"),
-}
 # By kind: the service, its operation, the parameter that names the thing, and other parameters.
 REMOVALS: dict[str, tuple[str, str, str, dict[str, Any]]] = {
     "running job": ("sagemaker", "stop_training_job", "TrainingJobName", {}),
@@ -46,33 +39,23 @@ class Remains:
         return f"{self.kind} {self.name} ({self.costs})"
 
 
-def find(aws: Aws) -> list[Remains]:
-    """Everything that has the workshop's tag, in the order in which it is best removed.
+def find(aws: Aws) -> tuple[list[Remains], list[str]]:
+    """Everything that has the workshop's tag, in the order in which it is best removed; and what could not be seen.
 
     Raises:
-        AwsError: if there is no account, it may not be looked at, or AWS does not answer.
+        AwsError: if there is no account, or AWS does not answer.
     """
-    # SageMaker writes names in ARNs in small letters, and keeps jobs that have ended.
-    names: dict[str, str] = {}
-    running = {"StatusEquals": "InProgress", "MaxResults": 100}
-    for job in aws.pages("sagemaker", "list_training_jobs", "TrainingJobSummaries", **running):
-        names[job["TrainingJobArn"]] = job["TrainingJobName"]
-    for notebook in aws.pages("sagemaker", "list_notebook_instances", "NotebookInstances"):
-        names[notebook["NotebookInstanceArn"]] = notebook["NotebookInstanceName"]
-    remains = []
-    tagged = {"TagFilters": [{"Key": TAG["Key"], "Values": [TAG["Value"]]}]}
-    for kind, (resource_type, costs) in KINDS.items():
-        wanted = {**tagged, "ResourceTypeFilters": [resource_type]}
-        for entry in aws.pages(
-            "resourcegroupstaggingapi", "get_resources", "ResourceTagMappingList", **wanted
-        ):
-            arn = entry["ResourceARN"]
-            if resource_type.startswith("sagemaker:") and arn not in names:
-                continue
-            # arn:aws:s3:::NAME, or arn:aws:cloudformation:REGION:ACCOUNT:stack/NAME/ID
-            name = names.get(arn) or arn.split(":", 5)[5].split("/")[:2][-1]
-            remains.append(Remains(kind, name, costs))
-    return remains
+    remains: list[Remains] = []
+    unseen: list[str] = []
+    for look in (_jobs, _buckets, _repositories, _notebooks, _stacks):
+        try:
+            for thing in look(aws):
+                remains.append(thing)
+        except AwsError as error:
+            if "denied" not in f"{error.code} {error}".lower():
+                raise
+            unseen.append(f"{look.__name__.strip('_')}: {error}")
+    return remains, unseen
 
 
 def remove(thing: Remains, aws: Aws) -> None:
@@ -93,3 +76,57 @@ def remove(thing: Remains, aws: Aws) -> None:
     aws.call(service, operation, **name, **options)
     if thing.kind == "stack":
         aws.wait("cloudformation", "stack_delete_complete", **name)
+
+
+def _jobs(aws: Aws) -> Iterator[Remains]:
+    running = {"StatusEquals": "InProgress", "MaxResults": 100}
+    for summary in aws.pages("sagemaker", "list_training_jobs", "TrainingJobSummaries", **running):
+        if _is_ours(summary["TrainingJobArn"], aws):
+            yield Remains("running job", summary["TrainingJobName"], "costs money every second")
+
+
+def _is_ours(arn: str, aws: Aws) -> bool:
+    return TAG in aws.pages("sagemaker", "list_tags", "Tags", ResourceArn=arn)
+
+
+def _notebooks(aws: Aws) -> Iterator[Remains]:
+    """Those that run, and those that were stopped, whose volume still costs."""
+    for notebook in aws.pages("sagemaker", "list_notebook_instances", "NotebookInstances"):
+        status = notebook["NotebookInstanceStatus"]
+        if status != "Deleting" and _is_ours(notebook["NotebookInstanceArn"], aws):
+            is_off = status in ("Stopped", "Failed")
+            costs = "its volume costs every month" if is_off else "costs money every second"
+            yield Remains("notebook instance", notebook["NotebookInstanceName"], costs)
+
+
+def _buckets(aws: Aws) -> Iterator[Remains]:
+    """Those of the region alone: an account lists the buckets of all."""
+    closed = []
+    for bucket in aws.pages("s3", "list_buckets", "Buckets", BucketRegion=aws.region):
+        try:
+            tags = aws.call("s3", "get_bucket_tagging", Bucket=bucket["Name"])["TagSet"]
+        except AwsError as error:
+            if error.code == "AccessDenied":
+                closed.append(bucket["Name"])
+            elif error.code != "NoSuchTagSet":
+                raise
+        else:
+            if TAG in tags:
+                yield Remains("bucket", bucket["Name"], "its contents cost a little every month")
+    if closed:
+        raise AwsError(f"you may not read the tags of {', '.join(closed)}", "AccessDenied")
+
+
+def _repositories(aws: Aws) -> Iterator[Remains]:
+    for repository in aws.pages("ecr", "describe_repositories", "repositories"):
+        name = repository["repositoryName"]
+        if not name.startswith("workshop-"):  # a learner may not ask for the tags of others
+            continue
+        if TAG in aws.call("ecr", "list_tags_for_resource", resourceArn=repository["repositoryArn"])["tags"]:
+            yield Remains("image repository", name, "costs by the GB every month")
+
+
+def _stacks(aws: Aws) -> Iterator[Remains]:
+    for stack in aws.pages("cloudformation", "describe_stacks", "Stacks"):
+        if TAG in stack.get("Tags", []) and stack["StackStatus"] != "DELETE_COMPLETE":
+            yield Remains("stack", stack["StackName"], "costs what is in it; network and roles cost nothing")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -23,9 +24,8 @@ if TYPE_CHECKING:
 
 LOG_GROUP = "/aws/sagemaker/TrainingJobs"
 POLL_SECONDS = 5.0
-# CloudWatch shows lines some seconds after they were printed: how often the log of a job that has ended is read again,
-# and how far behind its newest line it is.
-LATE_LOOKS, LATE_MILLISECONDS = 2, 60_000
+# At the log of a job that has ended: CloudWatch shows lines some seconds after they were printed.
+LATE_LOOKS = 2
 
 STATES = {"Completed": RunState.SUCCEEDED, "Failed": RunState.FAILED, "Stopped": RunState.STOPPED}
 # SageMaker stops a job at a limit without calling it failed.
@@ -55,7 +55,7 @@ class SageMaker(SageMakerSettings):
         """The request that `launch` would send. Sends nothing, and needs no account.
 
         Raises:
-            JobError: for what SageMaker would refuse, or would accept and do differently.
+            JobError: if SageMaker's instances cannot run the job so, or it would leave some of what is paid for idle.
         """
         submission = submission_of(job, self)
         from workshop_utils.launchers.sagemaker.request import render  # the SDK takes seconds to import
@@ -148,8 +148,7 @@ class SageMakerJob(RemoteJob):
     def __init__(self, name: str, aws: Aws) -> None:
         self.description: dict[str, Any] = {}
         self._name, self._aws = name, aws
-        self._seen: set[str] = set()  # the events of the log that were passed on
-        self._newest = 0  # when the newest of them was printed
+        self._tokens: dict[str, str] = {}  # how far each log stream has been read
         self._late_looks = 0 if aws.is_emulated else LATE_LOOKS
 
     def poll(self) -> tuple[RunState, str]:
@@ -165,18 +164,13 @@ class SageMakerJob(RemoteJob):
 
     def read(self, receive: Receive) -> None:
         """Pass on what the hosts have printed since the last call; each has a log stream of its own."""
-        where = {"logGroupName": LOG_GROUP, "logStreamNamePrefix": f"{self._name}/"}
-        since = max(0, self._newest - LATE_MILLISECONDS)
         try:
-            for event in self._aws.pages("logs", "filter_log_events", "events", **where, startTime=since):
-                if event["eventId"] not in self._seen:
-                    self._seen.add(event["eventId"])
-                    self._newest = max(self._newest, event["timestamp"])
-                    host = event["logStreamName"].partition("/")[2].rpartition("-")[0]
-                    receive(host, event["message"], "stdout")
+            for stream in log_streams(self._name, self._aws):
+                host = stream.partition("/")[2].rpartition("-")[0]
+                for message in self._new_messages(stream):
+                    receive(host, message, "stdout")
         except AwsError as error:
-            if error.code != "ResourceNotFoundException":  # no job of this account has ever printed anything
-                raise Unreachable(str(error)) from None
+            raise Unreachable(str(error)) from None
 
     def stop(self) -> None:
         """Stop the job. Raises AwsError if AWS refuses, for then it still costs money."""
@@ -200,3 +194,24 @@ class SageMakerJob(RemoteJob):
         state = STATES.get(self.description["TrainingJobStatus"], RunState.RUNNING)
         at_limit = self.description.get("SecondaryStatus") in LIMITS
         return RunState.FAILED if state is RunState.STOPPED and at_limit else state
+
+    def _new_messages(self, stream: str) -> Iterator[str]:
+        where = {"logGroupName": LOG_GROUP, "logStreamName": stream, "startFromHead": True}
+        before: str | None = None
+        while self._tokens.get(stream, "") != before:
+            before = self._tokens.get(stream, "")
+            further = {"nextToken": before} if before else {}
+            answer = self._aws.call("logs", "get_log_events", **where, **further)
+            yield from (event["message"] for event in answer["events"])
+            self._tokens[stream] = answer["nextForwardToken"]  # at the end of the stream, the same again
+
+
+def log_streams(job: str, aws: Aws) -> Iterator[str]:
+    """The names of the log streams of the training job `job`: one for each host that has printed something."""
+    where = {"logGroupName": LOG_GROUP, "logStreamNamePrefix": f"{job}/"}
+    try:
+        for stream in aws.pages("logs", "describe_log_streams", "logStreams", **where):
+            yield stream["logStreamName"]
+    except AwsError as error:
+        if error.code != "ResourceNotFoundException":  # no job of this account has ever printed anything
+            raise
