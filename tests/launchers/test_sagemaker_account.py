@@ -74,6 +74,9 @@ def test_a_refusal_says_what_was_asked_and_what_aws_answers():
     ) as refused:
         aws.call("sagemaker", "describe_training_job", **NAME)
     assert refused.value.code == "ThrottlingException"
+    stubs["sagemaker"].add_client_error("describe_training_job", "ExpiredTokenException", "too old")
+    with pytest.raises(AwsError, match=r"ExpiredTokenException: too old; log in with `aws configure`"):
+        aws.call("sagemaker", "describe_training_job", **NAME)
 
 
 def test_without_an_answer_the_message_says_why(monkeypatch):
@@ -378,6 +381,19 @@ def test_a_stack_that_has_failed_is_an_error_that_says_what_to_do():
     stubs["cloudformation"].add_response("describe_stacks", stack_of("ROLLBACK_COMPLETE"))
     with pytest.raises(AwsError, match=r"stack_create_complete did not come: .*console"):
         account.deploy(NETWORK, aws, Zone="us-east-1a")
+
+
+def test_an_own_image_that_was_never_built_is_refused_before_anything_is_sent(make_job):
+    image = "123456789012.dkr.ecr.us-east-1.amazonaws.com/workshop-horovod:cpu"
+    job = make_job("import horovod.torch", strategy="horovod", workers=2, image=image)
+    aws, stubs = scripted("ecr")
+    stubs["ecr"].add_response("batch_get_image", {"images": []})
+    place = SageMaker(aws, role=ROLE, region="us-east-1", confirm=True)
+    with pytest.raises(AwsError, match=r"no image .*workshop-horovod:cpu: jobs/images/build\.sh makes it"):
+        place.launch(job)
+    stubs["ecr"].add_client_error("batch_get_image", "RepositoryNotFoundException", "it does not exist")
+    with pytest.raises(AwsError, match=r"no image .*: jobs/images/build\.sh makes it"):
+        place.launch(job)
 
 
 def test_only_zones_that_have_the_instance_type_are_named():

@@ -37,6 +37,8 @@ NO_SUCH_BUCKET = {"404", "NoSuchBucket", "NotFound"}
 # On a notebook instance and in Studio there is a role, and no profile. Source: AWS, "Get notebook instance metadata".
 NOTEBOOK = Path("/opt/ml/metadata/resource-metadata.json")
 
+# Words in AWS's code or message, in small letters, where credentials have expired or are unknown.
+UNKNOWN = ("expired", "security token", "unrecognizedclient", "invalidclienttokenid", "invalidaccesskeyid")
 LOGIN = "log in with `aws configure` or `aws sso login`, and name the profile in AWS_PROFILE"
 
 
@@ -141,7 +143,8 @@ def explained(asked: str = "AWS") -> Iterator[None]:
     except errors.ClientError as error:
         detail = error.response.get("Error", {})
         code, message = detail.get("Code", ""), detail.get("Message", str(error))
-        raise AwsError(f"{asked}: AWS answers {code}: {message}", code) from None
+        advice = f"; {LOGIN}" if any(word in f"{code} {message}".lower() for word in UNKNOWN) else ""
+        raise AwsError(f"{asked}: AWS answers {code}: {message}{advice}", code) from None
     except errors.WaiterError as error:
         raise AwsError(f"{asked} did not come: {error}; AWS's console says why") from None
     except (errors.BotoCoreError, OSError, ValueError) as error:  # no answer; boto3 raises ValueErrors, too

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -68,12 +69,14 @@ class SageMaker(SageMakerSettings):
         Raises:
             JobError: as `render` does; nothing has been sent then.
             NotConfirmed: if no one agrees to the cost; neither source nor data has been sent then.
-            AwsError: if AWS refuses, or does not answer; the message says why.
+            AwsError: if AWS refuses, or the job's image was never built; the message says why.
             DataError: if the job's data cannot be read.
         """
         request = self.render(job)
-        if not self.aws.is_emulated and not self.confirm:
-            price.ask(price.preflight(request.submission))
+        if not self.aws.is_emulated:
+            _look_for(request.body["AlgorithmSpecification"]["TrainingImage"], self.aws)
+            if not self.confirm:
+                price.ask(price.preflight(request.submission))
         _upload(request, self.aws)
         try:
             self.aws.call("sagemaker", "create_training_job", **request.body)
@@ -87,6 +90,21 @@ class SageMaker(SageMakerSettings):
             if error.code != "ResourceInUse":
                 raise
         return SageMakerRun(request.submission, self.aws)
+
+
+def _look_for(image: str, aws: Aws) -> None:
+    """Raise AwsError if `image` is one that jobs/images/build.sh would store in this region, and has not."""
+    if own := re.fullmatch(rf"(\d{{12}})\.dkr\.ecr\.{aws.region}\.[\w.]+/(workshop-[\w-]+):([\w.-]+)", image):
+        account_id, repository, tag = own.groups()
+        asked = {"registryId": account_id, "repositoryName": repository, "imageIds": [{"imageTag": tag}]}
+        try:
+            is_stored = aws.call("ecr", "batch_get_image", **asked)["images"]
+        except AwsError as error:
+            if error.code != "RepositoryNotFoundException":
+                raise
+            is_stored = []
+        if not is_stored:
+            raise AwsError(f"there is no image {image}: jobs/images/build.sh makes it")
 
 
 def _upload(request: Request, aws: Aws) -> None:
