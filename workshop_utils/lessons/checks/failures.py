@@ -273,7 +273,7 @@ def save_sharded(answer: SaveSharded) -> str:
             folder = Path(name, f"{size}-ranks-{slow}-slow")
             folder.mkdir()
             arguments = {"answer": answer, "folder": folder, "bad": slow}
-            calls = values_on_ranks(f"on {size} ranks", size, _save, arguments, timeout="5s")
+            calls = values_on_ranks(f"on {size} ranks", size, _save, arguments, timeout="20s")
             if not any(calls) and not any(folder.iterdir()):
                 raise NotYet("your function wrote nothing: write it, then run this again.")
             _refuse_calls(calls, slow)
@@ -281,7 +281,7 @@ def save_sharded(answer: SaveSharded) -> str:
             folder = Path(name, f"{full}-full")
             folder.mkdir()
             with suppress(RanksFailed):
-                on_ranks(size, _save, {"answer": answer, "folder": folder, "bad": full}, timeout="3s")
+                on_ranks(size, _save, {"answer": answer, "folder": folder, "bad": full}, timeout="10s")
             without = f"the disk was full at {full}, and yet there is a `complete`, without its shard."
             refuse(full != "complete" and (folder / "complete").exists(), without)
             unheard = f"{full} could not be written, and nobody was told: let the OSError pass."

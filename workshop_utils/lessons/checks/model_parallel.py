@@ -32,7 +32,7 @@ def tensor_parallel_mlp(answer: Callable[..., Any]) -> str:
     """`answer(dist, x, up, down)` is down(gelu(up(x))), of which each rank computes an N-th of the hidden units."""
     for size in (2, 3):
         where = f"on {size} ranks"
-        verdicts = values_on_ranks(where, size, _mlp, {"answer": answer}, framework="torch", timeout="10s")
+        verdicts = values_on_ranks(where, size, _mlp, {"answer": answer}, framework="torch", timeout="20s")
         if ... in verdicts:
             raise NotYet("your function gave nothing: write it, then run this again.")
         for rank, sentence in enumerate(verdicts):
@@ -183,7 +183,7 @@ def pipeline_messages(answer: Callable[..., Any]) -> str:
         passes = schedules.schedule_of(name, size, microbatches).passes
         orders = [[(str(each.kind), each.microbatch) for each in of_rank] for of_rank in passes]
         arguments = {"answer": answer, "orders": orders}
-        outcomes = values_on_ranks(where, size, _passes, arguments, timeout="12s")
+        outcomes = values_on_ranks(where, size, _passes, arguments, timeout="20s")
         if not any(calls for calls, *_ in outcomes):
             raise NotYet("no pass was run: write the function, then run this again.")
         # What a rank was given says more than that a neighbour has left, which may be its consequence.

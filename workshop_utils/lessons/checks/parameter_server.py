@@ -249,7 +249,7 @@ def server(answer: Callable[..., Any]) -> str:
 
     right = "in simulated time your server is right; on real processes"
     try:
-        values_on_ranks(right, 4, _train_in_all, {"server": answer}, timeout="8s")
+        values_on_ranks(right, 4, _train_in_all, {"server": answer}, timeout="20s")
     except Wrong as wrong:  # in a barrier are the workers that have finished
         finished = "it waits for workers that have finished: receive only from those that are active."
         refuse("in barrier" in str(wrong), f"{right} {finished}")
