@@ -1,5 +1,7 @@
 """Running lessons in batch: parameters, failures that stop nothing, and the report."""
 
+import re
+
 import nbformat
 import pandas as pd
 import pytest
@@ -32,7 +34,10 @@ def test_a_failing_lesson_does_not_stop_the_next_and_the_exit_code_says_so(tmp_p
     page = (output / "report.html").read_text()
     assert "this lesson is broken" in page
     assert "01_good" in page
-    assert 'href="01_good.ipynb"' in page
+    assert 'href="01_good.html"' in page
+    lesson = (output / "01_good.html").read_text()
+    assert "with 2" in lesson
+    assert not re.search(r"(src|href)=.?https?://|@import", lesson)
     assert (output / "01_good.ipynb").is_file()
     assert "1 of 2 lessons succeeded" in capsys.readouterr().out
 

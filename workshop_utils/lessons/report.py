@@ -14,6 +14,7 @@ from jinja2 import Environment, PackageLoader, select_autoescape
 from markupsafe import Markup
 from matplotlib import pyplot as plt
 from matplotlib.figure import Figure
+from nbconvert import HTMLExporter
 
 from workshop_utils.plots import alternative, scaling, style
 from workshop_utils.setup.machine import cores
@@ -23,11 +24,18 @@ if TYPE_CHECKING:
 
 
 def write_report(path: Path, lessons: Sequence[Lesson] = (), scaled: pd.DataFrame | None = None) -> Path:
-    """Write the page `path`, self-contained, beside the executed lessons.
+    """Write the page `path`, and each executed lesson as one beside it; no page needs a network.
 
     With `scaled`, of `scaling.scale_model.headline`, the page begins with that.
     """
     style.use()
+    template = Path(__file__).with_name("templates") / "lesson.html"
+    exporter = HTMLExporter(template_file=str(template))
+    for lesson in lessons:
+        lesson.executed.metadata.pop("widgets", None)  # their static form needs no script of another host
+        resources = {"metadata": {"name": lesson.notebook.stem}}
+        text, _ = exporter.from_notebook_node(lesson.executed, resources)
+        path.with_name(f"{lesson.notebook.stem}.html").write_text(text, encoding="utf-8")
     templates = Environment(
         loader=PackageLoader("workshop_utils.lessons", "templates"), autoescape=select_autoescape(["html"])
     )
