@@ -113,7 +113,6 @@ def launch(
         script=PROGRAM.name,
         strategy=FRAMEWORKS[framework][0] if framework else "ring",
         workers=ranks,
-        data="digits",
         timeout=timeout,
     )
     server, files = packing.server_for(call, framework), {"request": packing.request(call, framework, cell)}
