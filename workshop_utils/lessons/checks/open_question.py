@@ -53,7 +53,10 @@ class OpenQuestion:
             value = value.item() if getattr(value, "size", 0) == 1 else value  # of an array
             if isinstance(value, bool) or not isinstance(value, Real):
                 return Verdict("wrong", f"`{name}` is {value!r}; it must be a number of {self.unit}.")
-            number = float(value) if abs(value) < 1e300 else math.inf  # which may be too large for a float
+            try:
+                number = float(value)
+            except OverflowError:
+                number = math.inf
             if not 0 < number < math.inf:
                 return Verdict("wrong", f"`{name}` is {value}; it must be a positive number of {self.unit}.")
             numbers.append(number)
