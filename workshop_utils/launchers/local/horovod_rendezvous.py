@@ -4,9 +4,14 @@
 horovod_rendezvous.py HOST PORT`. It needs Horovod and the standard library.
 """
 
+import socket
 import sys
 
-from horovod.runner.http.http_server import KVStoreHandler, RendezvousHTTPServer
+# A rank asks three times within a second and a half, and then aborts. On a busy machine the import of Horovod takes
+# longer, so listen first: whoever comes too early waits.
+LISTENER = socket.create_server((sys.argv[1], int(sys.argv[2])), backlog=1024)
+
+from horovod.runner.http.http_server import KVStoreHandler, RendezvousHTTPServer  # noqa: E402
 
 
 class Handler(KVStoreHandler):
@@ -24,6 +29,11 @@ class Server(RendezvousHTTPServer):
 
     request_queue_size = 1024  # the default of 5 makes the kernel turn ranks away
 
+    def server_bind(self) -> None:
+        """Take the socket that listens already."""
+        self.server_close()  # that of its own making
+        self.socket = LISTENER
+
     def handle_error(self, request: object, client_address: object) -> None:
         """Print nothing about a rank that died while it asked: the launcher reports it better."""
         if not isinstance(sys.exc_info()[1], ConnectionError):
@@ -31,5 +41,4 @@ class Server(RendezvousHTTPServer):
 
 
 if __name__ == "__main__":
-    host, port = sys.argv[1:]
-    Server((host, int(port)), Handler, 0).serve_forever()
+    Server(LISTENER.getsockname(), Handler, 0).serve_forever()
