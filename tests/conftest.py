@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import atexit
 import contextlib
 import multiprocessing
 import os
@@ -298,26 +297,6 @@ def nothing_is_left(monkeypatch, tmp_path_factory):
 def watch():
     """This module, whose functions say whether processes live, and whether something becomes true."""
     return sys.modules[__name__]
-
-
-@pytest.fixture(scope="module")
-def shell(tmp_path_factory):
-    """An IPython shell of this process, as a kernel has one, with the magics of the workshop."""
-    from IPython.core.interactiveshell import InteractiveShell
-    from traitlets.config import Config
-
-    settings = {
-        "InteractiveShell": {"ipython_dir": str(tmp_path_factory.mktemp("ipython")), "colors": "nocolor"},
-        "HistoryManager": {"hist_file": ":memory:"},
-    }
-    before = sys.modules["__main__"]  # a shell puts its own in its place
-    shell = InteractiveShell.instance(config=Config(settings))
-    shell.run_cell("%load_ext workshop_utils", store_history=True)
-    yield shell
-    atexit.unregister(shell.atexit_operations)
-    shell.atexit_operations()
-    InteractiveShell.clear_instance()
-    sys.modules["__main__"] = before
 
 
 @pytest.fixture(scope="module")

@@ -1,11 +1,14 @@
 """`TrainingJob.from_function`: a notebook's function as a script, what travels with it, and that it runs on targets."""
 
+import sys
 import textwrap
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
 import yaml
+from IPython.core.interactiveshell import InteractiveShell
+from traitlets.config import Config
 
 from workshop_utils import on_ranks
 from workshop_utils.jobs import JobError, TrainingJob
@@ -30,6 +33,19 @@ class Notebook:
 
     def job(self, arguments=None, framework=None, **fields):
         return TrainingJob.from_function(self["program"], arguments, framework, **fields)
+
+
+@pytest.fixture(scope="module")
+def shell(tmp_path_factory):
+    before = sys.modules["__main__"]
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("IPYTHONDIR", str(tmp_path_factory.mktemp("ipython")))
+        if InteractiveShell.initialized():  # another file's, which knows nothing of this one's cells
+            type(InteractiveShell.instance()).clear_instance()
+        started = InteractiveShell.instance(config=Config(HistoryManager={"enabled": False}))
+        yield started
+    InteractiveShell.clear_instance()
+    sys.modules["__main__"] = before
 
 
 @pytest.fixture

@@ -1,16 +1,36 @@
 """The cell magic %%ranks, in IPython's shell and in a notebook's kernel."""
 
+import atexit
 import re
+import sys
 from textwrap import dedent
 
 import nbformat
 import pytest
+from IPython.core.interactiveshell import InteractiveShell
 from IPython.utils.capture import capture_output
 from nbclient import NotebookClient
+from traitlets.config import Config
 
 from workshop_utils.ranks.results import Results
 
 pytestmark = [pytest.mark.processes, pytest.mark.usefixtures("nothing_is_left")]
+
+
+@pytest.fixture(scope="module")
+def shell(tmp_path_factory):
+    settings = {
+        "InteractiveShell": {"ipython_dir": str(tmp_path_factory.mktemp("ipython")), "colors": "nocolor"},
+        "HistoryManager": {"hist_file": ":memory:"},
+    }
+    before = sys.modules["__main__"]  # a shell puts its own in its place
+    shell = InteractiveShell.instance(config=Config(settings))
+    shell.run_cell("%load_ext workshop_utils", store_history=True)
+    yield shell
+    atexit.unregister(shell.atexit_operations)
+    shell.atexit_operations()
+    InteractiveShell.clear_instance()
+    sys.modules["__main__"] = before
 
 
 @pytest.fixture
