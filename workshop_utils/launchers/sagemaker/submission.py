@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import difflib
 import functools
+import importlib.util
 import json
 import re
 import secrets
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from botocore.loaders import Loader
@@ -240,9 +242,15 @@ def _check_strategy(job: TrainingJob) -> None:
 
 @functools.cache
 def _torchrun_options() -> list[str]:
-    from torch.distributed.run import get_args_parser  # here, since it takes seconds to import
-
-    return [option for action in get_args_parser()._actions for option in action.option_strings]
+    """The options that torchrun reads from its command line, taken from its source: to import it takes seconds."""
+    torch = importlib.util.find_spec("torch")
+    if torch is None or torch.origin is None:
+        raise JobError(
+            "strategy 'torch_ddp' is checked against PyTorch, which is not installed: pip install torch"
+        )
+    source = Path(torch.origin).with_name("distributed").joinpath("run.py").read_text(encoding="utf-8")
+    parser = source.partition("def get_args_parser")[2].partition("\ndef ")[0]
+    return re.findall(r'"(--[a-z][a-z_-]*)"', parser)
 
 
 # Images
