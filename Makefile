@@ -38,10 +38,9 @@ run: setup ## execute all lessons into build/, with a report (WORKERS=4 SIZE=sma
 lab: packages ## open JupyterLab on your own copy of the lessons, my_lessons/; Horovod compiles meanwhile
 	@$(BIN)/workshop lab my_lessons
 
-# The two run side by side, since both wait more than they compute; each is printed whole when it ends.
 test: setup ## all checks: those of `check`, tests of processes and frameworks, notebooks
 	@$(MAKE) check
-	@$(MAKE) -j 2 -k --output-sync=target processes notebooks
+	@code=0; $(MAKE) processes || code=1; $(MAKE) notebooks || code=1; exit $$code
 
 check: setup ## what needs no framework and starts no process: lint, types, light tests; at most two minutes
 	@$(MAKE) lint
