@@ -120,6 +120,8 @@ SHOWN = {
     "waiting": (lambda: failures.waiting(WAITED), [[(0, 0.1), (0.1, 0.25), (0, 0.3), (0.3, 0.05)]]),
     "hang": (lambda: failures.hang([["1 all_reduce", "1.2 done", "1.25 barrier"], ["1.1 all_reduce", "1.2 done"]]),
         [[(0, 0.2), (0.2, 0.05), (0.25, 0.075), (0.1, 0.1), (0.2, 0.125)]]),
+    "restart": (lambda: failures.restart(RESTARTED.assign(attempt=[0, 0, 0, 1, 1, 1], worker="worker-0")),
+        [[(0, 1), (1, 2), (2, 3), (4, 2), (5, 3), (6, 4)]]),
     "curve": (lambda: prediction.to_a_thousand(CURVES, SIMULATED, "Found", "so"), [[(2, 2), (8, 8)]]),
     "map": (lambda: prediction.fastest_map(PATH, "Found", "so", CHECKED), [[(1e3, 64)], [(1e8, 48)]]),
     "known": (lambda: prediction.against_known(KNOWN, 0.1, "Found", "so"), [[(0.5, 1), (1.05, 0), (1.3, 0)]]),

@@ -66,6 +66,39 @@ def hang(printed: Sequence[Sequence[str]]) -> Figure:
     return style.finish(axes, finding, detail)
 
 
+def restart(metrics: pd.DataFrame) -> Figure:
+    """The steps of a run that failed and went on from its last checkpoint, against time.
+
+    `metrics` has the columns seconds, step, loss, attempt and worker.
+    """
+    steps = metrics.dropna(subset=["loss"]).sort_values("seconds")
+    steps = steps[steps["worker"] == steps["worker"].iloc[0]]
+    origin = steps["seconds"].min()
+    _, axes = style.figure(8.4, 4.0)
+    reached, twice = 0, 0
+    for attempt, table in steps.groupby("attempt"):
+        seconds, step = table["seconds"].to_numpy() - origin, table["step"].to_numpy()
+        again = step <= reached
+        twice += int(again.sum())
+        colour = style.WORKERS[int(attempt) % len(style.WORKERS)]
+        style.measured(axes, seconds[~again], step[~again], colour=colour, markersize=4.5)
+        style.measured(axes, seconds[again], step[again], colour=colour, markersize=5.5, hollow=True)
+        middle = len(step) // 2
+        style.note(
+            axes,
+            f"start {int(attempt) + 1}",
+            (seconds[middle], step[middle]),
+            (14, -8),
+            color=colour,
+            va="center",
+        )
+        reached = max(reached, int(step.max()))
+    axes.axhline(reached, color=style.FAINT, zorder=0)
+    axes.set(xlabel="seconds since the first step", ylabel="step", ylim=(0, None))
+    detail = "a point: a step of one worker; hollow: it had been computed before"
+    return style.finish(axes, f"Steps computed twice: {twice}", detail)
+
+
 Points = Mapping[float, Sequence[float]]
 
 
