@@ -205,7 +205,7 @@ class _RanksRun(ProcessRun):
         others = "; the others were stopped" if len(self.workers) > 1 else ""
         if errors:
             error = errors[0][0]
-            alike = [each for each, _ in self._errors() if each["summary"] == error["summary"]]
+            alike = [each for each, _ in errors if each["summary"] == error["summary"]]
             whose = self._named([name])
             if len(alike) == len(self.workers) > 1:
                 whose, others = f"all {len(alike)} ranks", ""
