@@ -40,6 +40,10 @@ from workshop_utils.strategies import strategy_of
 
 BATCH = "batch-size"  # the argument that says how many examples a worker takes in a step
 BAR = "{desc} {n}/{total} |{bar:30}| {elapsed}<{remaining}"  # of progress
+COLUMNS = (
+    *("job", "strategy", "workers", "network", "emulation", "device", "repeat"),
+    *("state", "reason", "run_seconds", "measured_at", "host_share", "remark", "key"),
+)  # of a row, beside the arguments and what the script reports
 FULL_SPEED = "full speed"  # where no network is emulated
 FRAMEWORKS = ("numpy", "torch", "tensorflow", "tensorflow-cpu", "horovod", "mpi4py")
 PACKAGE = Path(__file__).parents[1]
@@ -93,12 +97,24 @@ class Store:
 
 @dataclass(frozen=True)
 class Setting:
-    """One run: a job, behind a network or at full speed, for the `repeat`-th time (from 0)."""
+    """One run: a job, behind a network or at full speed, for the `repeat`-th time (from 0).
+
+    Raises:
+        JobError: if an argument of the job has the name of a column (`COLUMNS`): the table could not hold both.
+    """
 
     job: TrainingJob
     network: Network | None = None
     repeat: int = 0
     device: EmulatedDevice | None = None
+
+    def __post_init__(self) -> None:
+        for name, value in self.job.arguments.items():
+            if name.replace("-", "_") in COLUMNS:
+                raise JobError(
+                    f"arguments.{name} is {value!r}; the table of measurements has a column of that name, "
+                    "so the script must name it differently"
+                )
 
     @property
     def emulation(self) -> str:
