@@ -24,7 +24,7 @@ def halving_doubling_all_reduce(
 ) -> None:
     """Replace `array`, in place on every rank, by the reduction over all ranks."""
     rank = communicator.rank
-    power = 1 << (communicator.size.bit_length() - 1)  # the largest one up to N
+    power = _largest_power_of_two(communicator.size)
     folded = communicator.size - power  # pairs of neighbours that act as one
     in_pair = rank < 2 * folded
     if in_pair and rank % 2 == 0:
@@ -70,6 +70,11 @@ def _halve_and_double(
         distance *= 2
 
 
+def _largest_power_of_two(size: int) -> int:
+    """The largest power of two that is at most `size`."""
+    return 1 << (size.bit_length() - 1)
+
+
 def halving_doubling_seconds(
     size: int, nbytes: int, latency_seconds: float, bandwidth_bytes_per_second: float
 ) -> float:
@@ -77,7 +82,7 @@ def halving_doubling_seconds(
 
     Exact where P divides the number of elements. Source: Thakur, Rabenseifner, Gropp (2005), section 4.5.
     """
-    power = 1 << (size.bit_length() - 1)
+    power = _largest_power_of_two(size)
     array_seconds = nbytes / bandwidth_bytes_per_second
     folding = 2 * (latency_seconds + array_seconds) if power < size else 0.0
     return 2 * (power.bit_length() - 1) * latency_seconds + 2 * (power - 1) / power * array_seconds + folding
