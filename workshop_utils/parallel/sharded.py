@@ -133,7 +133,6 @@ class Flat:
         self.is_reduced = False  # in this step
         whole = torch.cat([parameter.detach().reshape(-1) for parameter in self.parameters])
         self.whole: Tensor | None = whole
-        self._dtype = whole.dtype
         self._length = len(whole)
         mine = self._mine(whole)
         self.shard = nn.Parameter(mine if keep else mine.clone(), self.parameters[0].requires_grad)
@@ -153,7 +152,7 @@ class Flat:
     def gather(self) -> None:
         """Put the whole vector together from all ranks' shards, as an all-gather."""
         if self.whole is None:
-            self.whole = torch.empty(self._length, dtype=self._dtype)
+            self.whole = torch.empty(self._length, dtype=self.shard.dtype)
             self._mine(self.whole).copy_(self.shard.detach())
             self._place_parameters()
         elif not self._keep:
@@ -162,16 +161,16 @@ class Flat:
 
     def free(self) -> None:
         """Let go of the whole vector."""
-        nothing = torch.nan if self._dtype.is_floating_point else 0
+        nothing = torch.nan if self.shard.dtype.is_floating_point else 0
         for parameter in self.parameters:
-            parameter.data = torch.full((), nothing, dtype=self._dtype).expand(parameter.shape)
+            parameter.data = torch.full((), nothing, dtype=self.shard.dtype).expand(parameter.shape)
         self.whole = None
 
     def take(self, parameter: nn.Parameter) -> bool:
         """Move the parameter's gradient here; with the last one, reduce them. Returns whether that was it."""
         assert parameter.grad is not None
         if self._gradient is None:
-            self._gradient = torch.empty(self._length, dtype=self._dtype)
+            self._gradient = torch.empty(self._length, dtype=self.shard.dtype)
         data.views(self._gradient, self.parameters)[parameter].copy_(parameter.grad)
         parameter.grad = None
         self._came.add(parameter)
