@@ -96,11 +96,10 @@ def my_images(answer: Callable[[dict[str, str], int], Iterable[int]]) -> str:
         refuse(_share(answer, *case) != shares[case], differs)
     for workers, local, count in SHARES:
         _judge_shares([shares[rank, workers, local, count] for rank in range(workers)], local, count)
-    where = "on 3 processes"
-    _, *others = values_on_ranks(where, 3, _share_of_a_rank, {"answer": answer})
-    _judge_shares(
-        [_share(answer, 0, *NEW), *others], NEW[1], NEW[2]
-    )  # here and there text is hashed differently
+    _, *others = values_on_ranks("on 3 processes", 3, _share_of_a_rank, {"answer": answer})
+    _, local, count = NEW
+    # Text is hashed differently here and there.
+    _judge_shares([_share(answer, 0, *NEW), *others], local, count)
     return "every image belongs to one worker, and each found its own without communicating."
 
 
