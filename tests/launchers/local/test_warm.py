@@ -168,6 +168,27 @@ def test_what_is_to_run_at_exit_runs_and_threads_are_waited_for(make_job):
     assert "".join(texts(job)) == "the script is donethe thread is doneat exit"
 
 
+def test_a_script_s_objects_go_as_python_ends_and_its_process_groups_stay(make_job, tmp_path):
+    left_open = tmp_path / "left-open"
+    job = make_job(SAY, f"""
+    import torch.distributed as dist, weakref
+    class Last:
+        def __init__(self):
+            self.itself = self  # a cycle, as most modules are
+        def __del__(self):
+            print("an object is gone")
+    file, last = open({str(left_open)!r}, "w"), Last()
+    file.write("written")
+    dist.init_process_group("gloo", init_method="tcp://127.0.0.1:0", rank=0, world_size=1)
+    group = dist.group.WORLD
+    dist.destroy_process_group()
+    sys.told = weakref.ref(group, lambda _: print("the group is gone"))
+    atexit.register(lambda: print("at exit", last is sys.modules["__main__"].last))
+    """)  # fmt: skip
+    assert texts(job) == ["at exit True", "an object is gone"]
+    assert left_open.read_text() == "written"
+
+
 def test_a_killed_server_does_not_end_its_runs_and_is_replaced(make_job):
     job = make_job(SAY, "print('ready'); time.sleep(0.5)")
     run = Local(warm=True).launch(job)

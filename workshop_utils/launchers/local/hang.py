@@ -85,7 +85,7 @@ def _last_stack(run: Run, worker: str) -> list[re.Match[str]]:
             frames = []
         elif match := FRAME.match(line.text):
             frames.append(match)
-    # What lies below the script is how it was started: from a warm server, by runpy; below a function, by `rank.py`.
+    # What lies below the script is how it was started: by `job_script.py`; below a function, by `rank.py`.
     script = [place for place, frame in enumerate(frames) if frame["function"] == "<module>"]
     called = [
         place for place, frame in enumerate(frames) if frame["file"].endswith("workshop_utils/ranks/rank.py")

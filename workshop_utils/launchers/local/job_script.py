@@ -5,12 +5,17 @@ needs the standard library alone, as the programs do that use it: `supervisor`, 
 """
 
 import atexit
+import gc
 import os
-import runpy
 import sys
 import threading
+import types
 from collections.abc import Callable
 from pathlib import Path
+from typing import NoReturn
+
+# The modules of PyTorch's process groups, and of what holds them.
+GROUPS = {"torch._C._distributed_c10d", "torch.distributed.distributed_c10d"}
 
 
 def run(script: str, *arguments: str) -> None:
@@ -21,13 +26,16 @@ def run(script: str, *arguments: str) -> None:
     """
     sys.argv = [script, *arguments]
     sys.path.insert(0, str(Path(script).parent))
+    # It stays `__main__`, with its names, until the process ends; `runpy` would drop some of them here.
+    main = sys.modules["__main__"] = types.ModuleType("__main__")
+    main.__file__ = script
     try:
-        runpy.run_path(script, run_name="__main__")
+        exec(compile(Path(script).read_bytes(), script, "exec", dont_inherit=True), vars(main))
     except SystemExit:
         raise
     except BaseException as error:
         trace = error.__traceback__
-        while trace and trace.tb_frame.f_code.co_filename in {__file__, "<frozen runpy>"}:
+        while trace and trace.tb_frame.f_code.co_filename == __file__:
             trace = trace.tb_next
         sys.excepthook(type(error), error.with_traceback(trace), trace)
         sys.exit(1)
@@ -45,18 +53,29 @@ def forked(argv: list[str], environment: dict[str, str]) -> Callable[[], None]:
         sys.path[:0] = filter(None, environment.get("PYTHONPATH", "").split(os.pathsep))
         if "numpy.random" in sys.modules:  # unlike Python's own generator, NumPy's does not notice a fork
             sys.modules["numpy.random"].seed()
-        code = _exit_code_of(script, *arguments)
-        # End as multiprocessing's forks do: exit handlers run, but the interpreter that was imported before
-        # the fork is not taken down object by object, which takes most of a second for PyTorch.
-        for thread in threading.enumerate():
-            if thread is not threading.current_thread() and not thread.daemon:
-                thread.join()
-        atexit._run_exitfuncs()
-        sys.stdout.flush()
-        sys.stderr.flush()
-        os._exit(code)
+        _end(_exit_code_of(script, *arguments))
 
     return run_and_end
+
+
+def _end(code: int) -> NoReturn:
+    """End as Python does, but for what was imported before the fork, and for what belongs to PyTorch's process groups.
+
+    To take the former down object by object takes most of a second. The destructor of a group of gloo waits, holding
+    the interpreter's lock, for a thread that may be waiting for that lock.
+    """
+    for thread in threading.enumerate():
+        if thread is not threading.current_thread() and not thread.daemon:
+            thread.join()
+    atexit._run_exitfuncs()
+    _kept = [each for each in gc.get_referents(*gc.get_objects()) if type(each).__module__ in GROUPS]
+    names = vars(sys.modules["__main__"])
+    for name in [name for name in names if name != "__builtins__"]:
+        names[name] = None  # so a file that the script has left open is written
+    gc.collect()
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(code)
 
 
 def _exit_code_of(script: str, *arguments: str) -> int:
