@@ -10,6 +10,7 @@ from typer.testing import CliRunner
 
 from workshop_utils import cli
 from workshop_utils.jobs import JobError
+from workshop_utils.network.devices import EmulatedDevice
 from workshop_utils.scaling import experiment
 from workshop_utils.scaling.experiment import Setting, Store, measure_all, summary
 
@@ -43,6 +44,20 @@ def test_a_run_s_row_leaves_out_the_first_step(job, tmp_path, nothing_is_left):
     assert row["step_seconds"] == pytest.approx(0.3)
     assert row["samples_per_second"] == pytest.approx(8 / 0.3)
     assert row["loss"] == 0.25
+    assert row.keys() - {"batch_size"} <= experiment.COLUMNS
+
+
+@pytest.mark.parametrize("name", ["workers", "run-seconds", "loss", "efficiency"])
+def test_an_argument_named_as_a_column_is_refused(name, job):
+    with pytest.raises(JobError, match=f"arguments.{name} is 7; the table of measurements has a column"):
+        Setting(job.replace(arguments={name: 7}))
+
+
+def test_an_argument_named_device_is_refused_only_where_one_is_emulated(job):
+    job = job.replace(arguments={"device": "cpu"})
+    assert Setting(job).described()["device"] == "cpu"
+    with pytest.raises(JobError, match=r"arguments\.device is 'cpu'"):
+        Setting(job, device=EmulatedDevice(seconds="400ms"))
 
 
 def test_an_interrupted_sweep_goes_on_where_it_was(job, tmp_path, monkeypatch):

@@ -40,14 +40,16 @@ from workshop_utils.strategies import strategy_of
 
 BATCH = "batch-size"  # the argument that says how many examples a worker takes in a step
 BAR = "{desc} {n}/{total} |{bar:30}| {elapsed}<{remaining}"  # of progress
-COLUMNS = (
-    *("job", "strategy", "workers", "network", "emulation", "device", "repeat"),
-    *("state", "reason", "run_seconds", "measured_at", "host_share", "remark", "key"),
-)  # of a row, beside the arguments and what the script reports
 FULL_SPEED = "full speed"  # where no network is emulated
 FRAMEWORKS = ("numpy", "torch", "tensorflow", "tensorflow-cpu", "horovod", "mpi4py")
 PACKAGE = Path(__file__).parents[1]
 SHOWN = ("step_seconds", "samples_per_second", "first_step_seconds", "loss", "accuracy")  # in a summary
+# The columns of a row, beside its arguments; those of an emulated device only where there is one.
+COLUMNS = {
+    *("job", "strategy", "workers", "network", "emulation", "repeat"),
+    *("state", "reason", "run_seconds", "measured_at", "key", *SHOWN, "efficiency"),
+}
+DEVICE_COLUMNS = {"device", "host_share", "remark"}
 
 
 def key_of(depends_on: Mapping[str, Any]) -> str:
@@ -100,7 +102,7 @@ class Setting:
     """One run: a job, behind a network or at full speed, for the `repeat`-th time (from 0).
 
     Raises:
-        JobError: if an argument of the job has the name of a column (`COLUMNS`): the table could not hold both.
+        JobError: if an argument of the job has the name of a column: the table could not hold both.
     """
 
     job: TrainingJob
@@ -109,8 +111,9 @@ class Setting:
     device: EmulatedDevice | None = None
 
     def __post_init__(self) -> None:
+        columns = COLUMNS if self.device is None else COLUMNS | DEVICE_COLUMNS
         for name, value in self.job.arguments.items():
-            if name.replace("-", "_") in COLUMNS:
+            if name.replace("-", "_") in columns:
                 raise JobError(
                     f"arguments.{name} is {value!r}; the table of measurements has a column of that name, "
                     "so the script must name it differently"
