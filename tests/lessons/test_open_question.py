@@ -35,6 +35,7 @@ def test_a_prediction_keeps_to_what_the_unit_allows():
         ((True, 10, WHY), "wrong", "`predicted` is True"),
         ((8, float("nan"), WHY), "wrong", "`measured` is nan"),
         ((10**400, 10, WHY), "wrong", "positive number"),
+        ((10**5000, 10, WHY), "wrong", "`predicted` is too large"),
         ((Fraction(8), np.array([10]), WHY), "answered", "predicted 8 workers and measured 10"),
         ((-8, 10, WHY), "wrong", "positive number of workers"),
         ((8, 100, WHY), "wrong", "between 2 and 64 workers"),

@@ -56,7 +56,9 @@ class OpenQuestion:
             try:
                 number = float(value)
             except OverflowError:
-                number = math.inf
+                return Verdict(
+                    "wrong", f"`{name}` is too large; it must be a positive number of {self.unit}."
+                )
             if not 0 < number < math.inf:
                 return Verdict("wrong", f"`{name}` is {value}; it must be a positive number of {self.unit}.")
             numbers.append(number)
