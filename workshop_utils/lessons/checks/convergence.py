@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import itertools
+import sys
 from collections.abc import Callable
 from typing import Any
 
@@ -64,12 +65,14 @@ def _judge_rate(answer: Callable[..., float], where: str, start: float, best: fl
         return tried.setdefault(float(rate), outcome(float(rate))).copy()
 
     rate = result_of(answer, updates, start)
-    one = not isinstance(rate, str | bool) and np.ndim(rate) == 0 and rate > 0
+    is_number = not isinstance(rate, str | bool | complex) and np.ndim(rate) == 0
+    one = is_number and 0 < rate <= sys.float_info.max
     refuse(not one, f"you returned {rate!r}; return one learning rate.")
     if not 0.9 < rate / best < 1.1:
         own = outcome(rate)
         never = f"{case}chose one with which some seeds never arrive; they give inf."
         refuse(not np.isfinite(own).all(), never)
+        refuse(not tried, "you never called `updates`: try rates, and compare their means.")
         finite = [each for each in [*tried.values(), own] if np.isfinite(each).all()]
         end = "smallest" * (rate == min(tried)) or "largest" * (rate == max(tried))
         neighbour = "Its neighbour may be better: go on until the best one has a neighbour on each side."

@@ -174,13 +174,19 @@ def atomic_save(answer: Save) -> str:
         whens = "at the first save, of a new name, ", "", ""
         for content, events, when in zip((old, new, old), saves, whens, strict=True):
             _durable(path, content, events, when)
-        for watched.broken, content, what in ((stat.S_ISDIR, new, " of the folder"), (stat.S_ISREG, old, "")):
+        third = b"third" * 200
+        for watched.broken, content, what in (
+            (stat.S_ISDIR, new, " of the folder"),
+            (stat.S_ISREG, third, ""),
+        ):
             before = path.read_bytes()
             with watched.calls_of(answer) as events:
                 told = _tells(answer, path, content)
             if any(event.kind == "failed" for event in events):
                 unheard = f"the disk failed at `fsync`{what}, and nobody was told: let the OSError pass."
                 refuse(not told, unheard)
+                lost = "`fsync` failed, and now there is no file: the old one is lost too."
+                refuse(not path.exists(), lost)
                 renamed = "`fsync` failed, and the file is not the old one: rename only what it has synced."
                 refuse(not what and path.read_bytes() != before, renamed)
         try:

@@ -46,8 +46,9 @@ MASK = 4
 IMAGE = "workshop-neuron:trn1"
 NEEDED = ("name", "image", "entrypoint", "args", "num_replicas")
 READING = {"allclose", "argwhere", "cpu", "equal", "is_nonzero", "item", "nonzero", "numpy", "tolist"} | {
+    *("masked_select", "unique"),  # whose results have a shape that depends on the numbers
     "untyped_storage",  # what torch.save writes
-    *(f"__{name}__" for name in ("array", "bool", "float", "format", "index", "int", "repr")),
+    *(f"__{name}__" for name in ("array", "bool", "complex", "float", "format", "index", "int", "repr")),
 }
 OPTIONS = {
     "--nnodes": "how many agents there are",
@@ -95,9 +96,9 @@ def _words(role: Mapping[str, Any]) -> list[str]:
     alone = "it is the program alone, its words belong in args"
     refuse(len(str(entrypoint).split()) != 1, f"entrypoint is {entrypoint!r}; {alone}.")
     words = [entrypoint, *args]
-    if words[0] in ("bash", "sh", "/bin/bash", "/bin/sh") and words[1:2] == ["-c"] and len(words) == 3:
+    if Path(words[0]).name in ("bash", "sh") and words[1:2] == ["-c"] and len(words) == 3:
         words = shlex.split(words[2].removeprefix("exec "))
-    if words[0] in ("python", "python3") and words[1:3] == ["-m", "torch.distributed.run"]:
+    if Path(words[0]).name in ("python", "python3") and words[1:3] == ["-m", "torch.distributed.run"]:
         words = ["torchrun", *words[3:]]
     begins = f"the command begins with {words[0]!r}; it is torchrun that starts the ranks."
     refuse(words[0] != "torchrun", begins)
@@ -121,9 +122,12 @@ def _compare_options(words: list[str], script: str, right: Mapping[str, Any]) ->
     refuse(given.standalone, "with --standalone each node is a job of its own, and meets nobody.")
     refuse(given.no_python, "with --no-python the script is run as a program, and not by Python.")
     refuse(given.module, "with -m (--module) torchrun takes the script for the name of a module.")
-    waits = _parse_rendezvous_config(given.rdzv_conf).get("join_timeout", "600")
+    try:
+        waits = int(_parse_rendezvous_config(given.rdzv_conf).get("join_timeout", "600"))
+    except ValueError as error:
+        raise Wrong(f"torchrun refuses --rdzv-conf: {error}") from None
     early = f"with a join_timeout of {waits} s an agent gives up before another node's pod has started."
-    refuse(float(waits) < SLOW_START_SECONDS, early)
+    refuse(waits < SLOW_START_SECONDS, early)
     alike = "with --local-addr all nodes announce the same address, and one can't reach the other."
     refuse(given.local_addr, alike)
     for name, value in right.items():
