@@ -28,7 +28,9 @@ def test_a_failing_lesson_does_not_stop_the_next_and_the_exit_code_says_so(tmp_p
     parameters, work = parameters_cell("workers = 2"), nbformat.v4.new_code_cell("print('with', workers)")
     broken = nbformat.v4.new_code_cell("raise ValueError('this lesson is broken')")
     bad = write_notebook(tmp_path / "00_bad.ipynb", parameters, broken)
-    good = write_notebook(tmp_path / "01_good.ipynb", parameters, work)
+    (tmp_path / "drawn.svg").write_text("<svg xmlns='http://www.w3.org/2000/svg'/>")
+    words = "![drawn](drawn.svg) After [the first](00_bad.ipynb#run), [another](09_other.ipynb)."
+    good = write_notebook(tmp_path / "01_good.ipynb", parameters, work, nbformat.v4.new_markdown_cell(words))
     output = tmp_path / "build"
     assert batch.run_lessons([bad, good], output, [], with_scale_model=False) == 1
     page = (output / "report.html").read_text()
@@ -37,6 +39,10 @@ def test_a_failing_lesson_does_not_stop_the_next_and_the_exit_code_says_so(tmp_p
     assert 'href="01_good.html"' in page
     lesson = (output / "01_good.html").read_text()
     assert "with 2" in lesson
+    assert 'href="00_bad.html#run"' in lesson
+    assert 'href="09_other.ipynb"' in lesson  # which was not run
+    assert 'src="drawn.svg"' not in lesson
+    assert 'src="data:image/svg' in lesson
     assert not re.search(r"(src|href)=.?https?://|@import", lesson)
     assert (output / "01_good.ipynb").is_file()
     assert "1 of 2 lessons succeeded" in capsys.readouterr().out

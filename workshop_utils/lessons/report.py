@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import platform
+import re
 from collections.abc import Sequence
 from datetime import UTC, datetime
 from importlib.metadata import version
@@ -30,11 +31,13 @@ def write_report(path: Path, lessons: Sequence[Lesson] = (), scaled: pd.DataFram
     """
     style.use()
     template = Path(__file__).with_name("templates") / "lesson.html"
-    exporter = HTMLExporter(template_file=str(template))
+    exporter = HTMLExporter(template_file=str(template), embed_images=True)
+    pages = "|".join(re.escape(lesson.notebook.stem) for lesson in lessons)
     for lesson in lessons:
         lesson.executed.metadata.pop("widgets", None)  # their static form needs no script of another host
-        resources = {"metadata": {"name": lesson.notebook.stem}}
+        resources = {"metadata": {"name": lesson.notebook.stem, "path": str(lesson.notebook.parent)}}
         text, _ = exporter.from_notebook_node(lesson.executed, resources)
+        text = re.sub(rf'href="({pages})\.ipynb', r'href="\1.html', text)
         path.with_name(f"{lesson.notebook.stem}.html").write_text(text, encoding="utf-8")
     templates = Environment(
         loader=PackageLoader("workshop_utils.lessons", "templates"), autoescape=select_autoescape(["html"])
