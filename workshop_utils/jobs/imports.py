@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import itertools
 import re
 import sys
 from collections import defaultdict
@@ -23,7 +24,7 @@ CODE_MODULES = {"ctypes", "importlib", "pickle", "runpy", "subprocess"}
 CODE_CALLS = re.compile(r"(__import__|exec\w*|popen|spawn\w*|system)\(")
 # How PyTorch comes to use a GPU. FSDP takes one by itself, `.to(0)` is the first, and a file may hold tensors on one.
 PLACES_TENSORS = re.compile(
-    r"(?i)accelerat|cuda|device|gpu|nccl|fsdp|fully_shard|(torch|jit)\.load\(|\.to\((?!torch\.\w+\))"
+    r"(?i)accelerat|cuda|device|gpu|nccl|fsdp|fully_shard|(torch|jit|export|hub)\.load\(|\.to\((?!torch\.\w+\))"
 )
 # As `ast` writes it: no statement of TensorFlow's uses a GPU after this one.
 HIDES_GPUS = re.compile(r"\w+(\.\w+)*\.set_visible_devices\(\[\], 'GPU'\)")
@@ -81,12 +82,21 @@ def why_no_gpu(job: TrainingJob) -> str | None:
         return None
     if not PYTORCH & packages(modules):
         return "hides GPUs from TensorFlow" if hidden else "imports nothing that can use a GPU"
-    return None if PLACES_TENSORS.search(text) else "puts no tensor on a GPU"
+    loads = any(re.fullmatch(r"torch(\.\w+)?\.load", module) for module in modules)
+    return None if loads or PLACES_TENSORS.search(text) else "puts no tensor on a GPU"
 
 
 def _hides_gpus(text: str) -> bool:
-    """Whether a script, or its function `main`, hides all GPUs from TensorFlow in every process."""
+    """Whether a script, or its function `main`, hides all GPUs from TensorFlow in every process, and shows none."""
     script = ast.parse(text)
-    mains = [each for each in script.body if isinstance(each, ast.FunctionDef) and each.name == "main"]
-    always = [statement for block in (script.body, *(main.body for main in mains)) for statement in block]
-    return any(HIDES_GPUS.fullmatch(ast.unparse(each)) for each in always if isinstance(each, ast.Expr))
+    calls = [ast.unparse(each) for each in ast.walk(script) if isinstance(each, ast.Call)]
+    if not all(HIDES_GPUS.fullmatch(call) for call in calls if "set_visible_devices" in call):
+        return False
+    functions = [each for each in script.body if isinstance(each, ast.FunctionDef)]
+    for block in (script.body, *(each.body for each in functions if each.name == "main")):
+        texts = [ast.unparse(each) for each in block if each not in functions]
+        # A way out, after which no GPU is hidden.
+        sure = itertools.takewhile(lambda text: not re.search(r"\breturn\b", text), texts)
+        if any(map(HIDES_GPUS.fullmatch, sure)):
+            return True
+    return False
