@@ -349,6 +349,10 @@ def test_what_cannot_be_removed_does_not_keep_the_rest(monkeypatch):
     assert "could not remove bucket not-there: list_objects_v2: " in cleaned.output
     assert "removed bucket left-by-the-workshop" in cleaned.output
     assert "could not look at stacks: you may not" in cleaned.output
+    things.clear()
+    empty = CliRunner().invoke(cli.app, ["clean-up"])
+    assert "nothing of the workshop was found where this could look" in empty.stdout
+    assert empty.exit_code == 1
 
 
 # Stacks, zones, and the role of a notebook

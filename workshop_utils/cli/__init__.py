@@ -295,22 +295,23 @@ def clean_up(
     aws = account.profile(region)
     typer.echo(f"looking at {aws}")
     remains, unseen = cleanup.find(aws)
-    typer.echo("\n".join(f"  {thing}" for thing in remains) or "nothing of the workshop was found")
+    nothing = "nothing of the workshop was found" + (" where this could look" if unseen else "")
+    typer.echo("\n".join(f"  {thing}" for thing in remains) or nothing)
     typer.echo("other regions, and Studio's spaces, were not looked at")
     typer.echo("".join(f"could not look at {what}\n" for what in unseen), err=True, nl=False)
     if remains and not yes and not typer.confirm("Remove all of this for good, whoever made it?"):
         typer.echo("nothing was removed")
         return
-    is_refused = False
+    is_incomplete = bool(unseen)
     for thing in remains:
         try:
             cleanup.remove(thing, aws)
         except account.AwsError as error:  # one that is not ours to remove must not keep the rest
-            is_refused = True
+            is_incomplete = True
             typer.echo(f"could not remove {thing.kind} {thing.name}: {error}", err=True)
         else:
             typer.echo(f"removed {thing.kind} {thing.name}")
-    raise typer.Exit(int(is_refused))
+    raise typer.Exit(int(is_incomplete))
 
 
 @app.command()

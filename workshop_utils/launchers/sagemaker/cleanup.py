@@ -40,7 +40,9 @@ class Remains:
 
 
 def find(aws: Aws) -> tuple[list[Remains], list[str]]:
-    """Everything that has the workshop's tag, in the order in which it is best removed; and what could not be seen.
+    """What has the workshop's tag, in the order in which it is best removed; and what could not be seen.
+
+    Of image repositories only those whose name begins as the workshop's do are asked for their tags.
 
     Raises:
         AwsError: if there is no account, or AWS does not answer.
