@@ -163,6 +163,9 @@ def test_the_loss_of_a_pretraining_is_the_running_mean_of_its_ranks():
     assert running.get_ydata() == pytest.approx([2.05] + [2] * 10)
     assert running.get_xdata()[0] == 10.5
     assert "2.00 ± 0.00 nats, above frequencies" in figure.axes[0].get_title(loc="left")
+    last = pd.Series([1.9, 2.1] * 10)
+    for level, finding in ((2.1, "below"), (2.03, "not clearly apart from"), (1.9, "above")):
+        assert torchx.losses_finding(last, {"guessing": 5.0, "it": level}).endswith(f"nats, {finding} it")
 
 
 def test_the_title_of_an_interruption_counts_the_steps_that_were_repeated():
