@@ -59,19 +59,18 @@ def forked(argv: list[str], environment: dict[str, str]) -> Callable[[], None]:
 
 
 def _end(code: int) -> NoReturn:
-    """End as Python does, but for what was imported before the fork, and for what belongs to PyTorch's process groups.
+    """End as Python does: exit handlers run, and the script's objects go, so files that it has left open are written.
 
-    To take the former down object by object takes most of a second. The destructor of a group of gloo waits, holding
-    the interpreter's lock, for a thread that may be waiting for that lock.
+    What was imported before the fork stays: to take it down takes most of a second. PyTorch's process groups stay, too:
+    the destructor of one of gloo waits, holding the interpreter's lock, for a thread that may be waiting for that lock.
     """
     for thread in threading.enumerate():
         if thread is not threading.current_thread() and not thread.daemon:
             thread.join()
     atexit._run_exitfuncs()
     _kept = [each for each in gc.get_referents(*gc.get_objects()) if type(each).__module__ in GROUPS]
-    names = vars(sys.modules["__main__"])
-    for name in [name for name in names if name != "__builtins__"]:
-        names[name] = None  # so a file that the script has left open is written
+    gc.collect()  # before and after, as in Py_FinalizeEx: a file's layers then go from the outermost inwards
+    sys.modules.pop("__main__", None)
     gc.collect()
     sys.stdout.flush()
     sys.stderr.flush()
