@@ -302,16 +302,16 @@ def clean_up(
     if remains and not yes and not typer.confirm("Remove all of this for good, whoever made it?"):
         typer.echo("nothing was removed")
         return
-    is_incomplete = bool(unseen)
+    is_refused = False
     for thing in remains:
         try:
             cleanup.remove(thing, aws)
         except account.AwsError as error:  # one that is not ours to remove must not keep the rest
-            is_incomplete = True
+            is_refused = True
             typer.echo(f"could not remove {thing.kind} {thing.name}: {error}", err=True)
         else:
             typer.echo(f"removed {thing.kind} {thing.name}")
-    raise typer.Exit(int(is_incomplete))
+    raise typer.Exit(int(is_refused))
 
 
 @app.command()

@@ -11,11 +11,15 @@ Records and logs of jobs that have ended stay. CloudWatch keeps the logs for eve
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
-from workshop_utils.launchers.sagemaker.account import NOTEBOOK, TAG, Aws, AwsError
+from workshop_utils.launchers.sagemaker.account import NO_SUCH_BUCKET, NOTEBOOK, TAG, Aws, AwsError
+
+# AWS's codes for what has no tags, or was removed after it had been listed.
+GONE = {*NO_SUCH_BUCKET, "NoSuchTagSet", "RepositoryNotFoundException", "ResourceNotFound"}
 
 # By kind: the service, its operation, the parameter that names the thing, and other parameters.
 REMOVALS: dict[str, tuple[str, str, str, dict[str, Any]]] = {
@@ -39,6 +43,9 @@ class Remains:
         return f"{self.kind} {self.name} ({self.costs})"
 
 
+Tagged = tuple[Remains, Callable[[], list[Any]]]  # what is perhaps ours, and how to get its tags
+
+
 def find(aws: Aws) -> tuple[list[Remains], list[str]]:
     """What has the workshop's tag, in the order in which it is best removed; and what could not be seen.
 
@@ -50,14 +57,28 @@ def find(aws: Aws) -> tuple[list[Remains], list[str]]:
     remains: list[Remains] = []
     unseen: list[str] = []
     for look in (_jobs, _buckets, _repositories, _notebooks, _stacks):
+        closed = []
         try:
-            for thing in look(aws):
-                remains.append(thing)
+            for thing, tags_of in look(aws):
+                try:
+                    if TAG in tags_of():
+                        remains.append(thing)
+                except AwsError as error:  # one thing must not hide the others
+                    if _is_denied(error):
+                        closed.append(thing.name)
+                    elif error.code not in GONE:
+                        raise
         except AwsError as error:
-            if "denied" not in f"{error.code} {error}".lower():
+            if not _is_denied(error):
                 raise
             unseen.append(f"{look.__name__.strip('_')}: {error}")
+        if closed:
+            unseen.append(f"{look.__name__.strip('_')}: you may not read the tags of {', '.join(closed)}")
     return remains, unseen
+
+
+def _is_denied(error: AwsError) -> bool:
+    return "denied" in f"{error.code} {error}".lower()
 
 
 def remove(thing: Remains, aws: Aws) -> None:
@@ -80,55 +101,52 @@ def remove(thing: Remains, aws: Aws) -> None:
         aws.wait("cloudformation", "stack_delete_complete", **name)
 
 
-def _jobs(aws: Aws) -> Iterator[Remains]:
+def _jobs(aws: Aws) -> Iterator[Tagged]:
     running = {"StatusEquals": "InProgress", "MaxResults": 100}
     for summary in aws.pages("sagemaker", "list_training_jobs", "TrainingJobSummaries", **running):
-        if _is_ours(summary["TrainingJobArn"], aws):
-            yield Remains("running job", summary["TrainingJobName"], "costs money every second")
+        thing = Remains("running job", summary["TrainingJobName"], "costs money every second")
+        yield thing, partial(_tags, aws, summary["TrainingJobArn"])
 
 
-def _is_ours(arn: str, aws: Aws) -> bool:
-    return TAG in aws.pages("sagemaker", "list_tags", "Tags", ResourceArn=arn)
+def _tags(aws: Aws, arn: str) -> list[Any]:
+    return list(aws.pages("sagemaker", "list_tags", "Tags", ResourceArn=arn))
 
 
-def _notebooks(aws: Aws) -> Iterator[Remains]:
+def _tags_of_bucket(aws: Aws, name: str) -> list[Any]:
+    return list(aws.call("s3", "get_bucket_tagging", Bucket=name)["TagSet"])
+
+
+def _tags_of_repository(aws: Aws, arn: str) -> list[Any]:
+    return list(aws.call("ecr", "list_tags_for_resource", resourceArn=arn)["tags"])
+
+
+def _notebooks(aws: Aws) -> Iterator[Tagged]:
     """Those that run, and those that were stopped, whose volume still costs."""
     for notebook in aws.pages("sagemaker", "list_notebook_instances", "NotebookInstances"):
         status = notebook["NotebookInstanceStatus"]
-        if status != "Deleting" and _is_ours(notebook["NotebookInstanceArn"], aws):
-            is_off = status in ("Stopped", "Failed")
-            costs = "its volume costs every month" if is_off else "costs money every second"
-            yield Remains("notebook instance", notebook["NotebookInstanceName"], costs)
+        is_off = status in ("Stopped", "Failed")
+        costs = "its volume costs every month" if is_off else "costs money every second"
+        if status != "Deleting":
+            thing = Remains("notebook instance", notebook["NotebookInstanceName"], costs)
+            yield thing, partial(_tags, aws, notebook["NotebookInstanceArn"])
 
 
-def _buckets(aws: Aws) -> Iterator[Remains]:
+def _buckets(aws: Aws) -> Iterator[Tagged]:
     """Those of the region alone: an account lists the buckets of all."""
-    closed = []
     for bucket in aws.pages("s3", "list_buckets", "Buckets", BucketRegion=aws.region):
-        try:
-            tags = aws.call("s3", "get_bucket_tagging", Bucket=bucket["Name"])["TagSet"]
-        except AwsError as error:
-            if error.code == "AccessDenied":
-                closed.append(bucket["Name"])
-            elif error.code != "NoSuchTagSet":
-                raise
-        else:
-            if TAG in tags:
-                yield Remains("bucket", bucket["Name"], "its contents cost a little every month")
-    if closed:
-        raise AwsError(f"you may not read the tags of {', '.join(closed)}", "AccessDenied")
+        thing = Remains("bucket", bucket["Name"], "its contents cost a little every month")
+        yield thing, partial(_tags_of_bucket, aws, thing.name)
 
 
-def _repositories(aws: Aws) -> Iterator[Remains]:
+def _repositories(aws: Aws) -> Iterator[Tagged]:
     for repository in aws.pages("ecr", "describe_repositories", "repositories"):
-        name = repository["repositoryName"]
-        if not name.startswith("workshop-"):  # a learner may not ask for the tags of others
-            continue
-        if TAG in aws.call("ecr", "list_tags_for_resource", resourceArn=repository["repositoryArn"])["tags"]:
-            yield Remains("image repository", name, "costs by the GB every month")
+        thing = Remains("image repository", repository["repositoryName"], "costs by the GB every month")
+        if thing.name.startswith("workshop-"):  # a learner may not ask for the tags of others
+            yield thing, partial(_tags_of_repository, aws, repository["repositoryArn"])
 
 
-def _stacks(aws: Aws) -> Iterator[Remains]:
+def _stacks(aws: Aws) -> Iterator[Tagged]:
     for stack in aws.pages("cloudformation", "describe_stacks", "Stacks"):
-        if TAG in stack.get("Tags", []) and stack["StackStatus"] != "DELETE_COMPLETE":
-            yield Remains("stack", stack["StackName"], "costs what is in it; network and roles cost nothing")
+        if stack["StackStatus"] != "DELETE_COMPLETE":
+            costs = "costs what is in it; network and roles cost nothing"
+            yield Remains("stack", stack["StackName"], costs), partial(stack.get, "Tags", [])
