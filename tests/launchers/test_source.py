@@ -55,6 +55,19 @@ def test_an_archive_is_unpacked_into_its_folder_and_nowhere_else(tmp_path):
     assert [*tmp_path.rglob("*")] == [folder, folder / "inside", folder / "inside/file"]
 
 
+def test_a_link_in_an_archive_becomes_a_copy(tmp_path):
+    (tmp_path / "last").write_text("weights")
+    (tmp_path / "newest").symlink_to("last")
+    (tmp_path / "same").hardlink_to(tmp_path / "last")
+    content = io.BytesIO()
+    with tarfile.open(fileobj=content, mode="w:gz") as file:
+        for name in ("last", "newest", "same"):
+            file.add(tmp_path / name, f"model/{name}")
+    written = unpack(content.getvalue(), tmp_path / "folder")
+    assert [path.name for path in written] == ["last", "newest", "same"]
+    assert all(path.read_text() == "weights" and not path.is_symlink() for path in written)
+
+
 def _archive(name, links_to=""):
     content, entry = io.BytesIO(), tarfile.TarInfo(name)
     entry.type, entry.linkname = (tarfile.SYMTYPE if links_to else tarfile.REGTYPE), links_to

@@ -36,21 +36,28 @@ def shipped(job: TrainingJob) -> dict[str, str]:
 def unpack(archive: bytes, folder: Path) -> list[Path]:
     """Write the files of a `.tar.gz` into `folder`, and nothing outside it, no device and no odd owner; their paths.
 
+    In place of a link to a file stands a copy of that file.
+
     Raises:
-        tarfile.TarError: if it holds something else.
+        tarfile.TarError: if it holds something else; nothing is written then.
     """
     with tarfile.open(fileobj=io.BytesIO(archive)) as file:
-        written = []
+        contents = []
         for member in file.getmembers():  # Python before 3.11.4 has no filter for it
-            path = (folder / member.name).resolve()
-            if not path.is_relative_to(folder.resolve()) or not (member.isfile() or member.isdir()):
+            try:
+                content = file.extractfile(member)  # of a link, what it leads to in the archive
+            except (KeyError, RecursionError):
+                content = None
+            path = folder / member.name
+            if not path.resolve().is_relative_to(folder.resolve()) or not (content or member.isdir()):
                 raise tarfile.ExtractError(f"{member.name!r} is no file or folder below the archive's own")
-            if content := file.extractfile(member):
-                path.parent.mkdir(parents=True, exist_ok=True)
-                path.write_bytes(content.read())
-                path.chmod(0o600 | member.mode & 0o755)
-                written.append(folder / member.name)
-        return written
+            if content:
+                contents.append((path, member.mode, content))
+        for path, mode, content in contents:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_bytes(content.read())
+            path.chmod(0o600 | mode & 0o755)
+        return [path for path, *_ in contents]
 
 
 def packed(job: TrainingJob) -> bytes:
