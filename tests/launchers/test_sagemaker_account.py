@@ -399,13 +399,18 @@ def test_a_stack_that_has_failed_is_an_error_that_says_what_to_do():
 def test_an_own_image_that_was_never_built_is_refused_before_anything_is_sent(make_job):
     image = "123456789012.dkr.ecr.us-east-1.amazonaws.com/workshop-horovod:cpu"
     job = make_job("import horovod.torch", strategy="horovod", workers=2, image=image)
-    aws, stubs = scripted("ecr")
+    aws, stubs = scripted("ecr", "s3")
     stubs["ecr"].add_response("batch_get_image", {"images": []})
     place = SageMaker(aws, role=ROLE, region="us-east-1", confirm=True)
     with pytest.raises(AwsError, match=r"no image .*workshop-horovod:cpu: jobs/images/build\.sh makes it"):
         place.launch(job)
     stubs["ecr"].add_client_error("batch_get_image", "RepositoryNotFoundException", "it does not exist")
     with pytest.raises(AwsError, match=r"no image .*: jobs/images/build\.sh makes it"):
+        place.launch(job)
+    # SageMaker's role takes the image; whoever launches may not be allowed to look at it.
+    stubs["ecr"].add_client_error("batch_get_image", "AccessDeniedException", "no")
+    stubs["s3"].add_client_error("head_bucket", "403", "no")
+    with pytest.raises(AwsError, match="the bucket .* closed to you"):
         place.launch(job)
 
 

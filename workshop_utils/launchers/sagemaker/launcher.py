@@ -100,6 +100,8 @@ def _look_for(image: str, aws: Aws) -> None:
         try:
             is_stored = aws.call("ecr", "batch_get_image", **asked)["images"]
         except AwsError as error:
+            if error.code == "AccessDeniedException":
+                return  # it is SageMaker's role that takes the image
             if error.code != "RepositoryNotFoundException":
                 raise
             is_stored = []
@@ -147,6 +149,7 @@ class SageMakerRun(RemoteRun):
 
         Raises:
             AwsError: if there is no model, or it cannot be fetched.
+            tarfile.TarError: if it holds what is neither file nor folder; `model_uri` says where it is.
         """
         if self.model_uri is None:
             raise AwsError(f"{self.name} has no model: its state is {self.state}")
