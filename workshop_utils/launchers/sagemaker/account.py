@@ -37,8 +37,14 @@ NO_SUCH_BUCKET = {"404", "NoSuchBucket", "NotFound"}
 # On a notebook instance and in Studio there is a role, and no profile. Source: AWS, "Get notebook instance metadata".
 NOTEBOOK = Path("/opt/ml/metadata/resource-metadata.json")
 
-# Words in AWS's code or message, in small letters, where credentials have expired or are unknown.
-UNKNOWN = ("expired", "security token", "unrecognizedclient", "invalidclienttokenid", "invalidaccesskeyid")
+# In AWS's code, in small letters, or in its message, where credentials have expired or are unknown.
+UNKNOWN = (
+    "expiredtoken",
+    "unrecognizedclient",
+    "invalidclienttokenid",
+    "invalidaccesskeyid",
+    "security token",
+)
 LOGIN = "log in with `aws configure` or `aws sso login`, and name the profile in AWS_PROFILE"
 
 
