@@ -18,6 +18,7 @@ from workshop_utils.launchers.kubernetes.settings import NO_REGISTRY, Kind, Kube
 from workshop_utils.launchers.source import PACKAGE
 from workshop_utils.launchers.template import filled
 from workshop_utils.strategies import TORCHRUN_RESTARTS, strategy_of
+from workshop_utils.training import data
 
 # The names of containers. Each operator looks for its own, and sets its variables in that one alone; of MPI's and a
 # plain Job's the name does not matter.
@@ -70,9 +71,12 @@ def build(job: TrainingJob, settings: KubernetesSettings) -> Manifest:
         raise JobError(
             f"timeout is {job.timeout!r}; Kubernetes counts whole seconds: 1 to {LONGEST_SECONDS}, 68 years"
         )
-    if settings.data_claim is None and (job.data or "").startswith("s3://"):
-        advice = "copy it to a volume, and name its PersistentVolumeClaim in data_claim"
-        raise JobError(f"data is {job.data!r}: a bucket is read by SageMaker on AWS alone; {advice}")
+    if settings.data_claim is None and job.data:
+        try:
+            data.scheme_of(job.data)
+        except data.DataError as error:
+            advice = "or copy it to a volume, and name its PersistentVolumeClaim in data_claim"
+            raise JobError(f"{error}; {advice}") from None
     job = settings.with_defaults(job)
     files = sources(job)
     templates = yaml.safe_load(Path(__file__).with_name("kinds.yaml").read_text(encoding="utf-8"))
