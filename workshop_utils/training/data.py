@@ -66,19 +66,27 @@ def prepare(source: str) -> Path:
         return _cached(source, "digits", _write_digits)
     if source == "mnist":
         return _cached(source, "mnist", _download)
-    scheme, separator, _ = source.partition("://")
-    if not separator:
+    scheme = scheme_of(source)
+    if not scheme:
         folder = Path(source).expanduser().absolute()
         if not folder.is_dir():
             raise DataError(source, f"there is no such folder; it must be {SOURCES}")
         _check_contents(source, folder)
         return folder
+    name = f"{scheme}-{hashlib.sha256(source.rstrip('/').encode()).hexdigest()[:16]}"
+    return _cached(source, name, _download)
+
+
+def scheme_of(source: str) -> str:
+    """ "http" or "https" of a URL, and "" of a folder or a name. Raises DataError for another scheme."""
+    scheme, separator, _ = source.partition("://")
+    if not separator:
+        return ""
     if scheme == "s3":
         raise DataError(source, f"a bucket is read by SageMaker on AWS alone; here it must be {SOURCES}")
     if scheme not in ("http", "https"):
         raise DataError(source, f"{scheme}:// is not known here; it must be {SOURCES}")
-    name = f"{scheme}-{hashlib.sha256(source.rstrip('/').encode()).hexdigest()[:16]}"
-    return _cached(source, name, _download)
+    return scheme
 
 
 @dataclass(frozen=True)
@@ -102,8 +110,7 @@ def arrays(folder: Path) -> Arrays:
 def _cached(source: str, name: str, make: Callable[[str, Path], None]) -> Path:
     """The folder `name` of the cache; where it is missing or damaged, `make(source, folder)` fills it."""
     folder = cache_folder() / name
-    damaged = folder.is_dir()
-    if damaged:
+    if folder.is_dir():
         with contextlib.suppress(DataError):
             _check_contents(source, folder)
             return folder
@@ -118,9 +125,9 @@ def _cached(source: str, name: str, make: Callable[[str, Path], None]) -> Path:
         unfinished.mkdir()
         make(source, unfinished)
         _check_contents(source, unfinished)
+        with contextlib.suppress(FileNotFoundError):  # there is none, or another process was faster
+            folder.rename(Path(scratch.name, "replaced"))
         with contextlib.suppress(OSError):  # another process has made it meanwhile
-            if damaged:
-                folder.rename(Path(scratch.name, "damaged"))
             unfinished.rename(folder)
     return folder
 
