@@ -17,6 +17,7 @@ Needs NumPy, and travels with every job's script. Arrays are never unpickled.
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import io
 import json
@@ -110,7 +111,8 @@ def make_folder(folder: Path) -> None:
     if not folder.is_dir():
         make_folder(folder.parent)
         folder.mkdir(exist_ok=True)
-        _sync(folder.parent)
+        with contextlib.suppress(PermissionError):  # a folder that may be written and not read
+            _sync(folder.parent)
 
 
 def _sync(folder: Path) -> None:
