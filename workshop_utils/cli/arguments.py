@@ -15,14 +15,16 @@ PAIRS = "NAME=VALUE for {}; may be repeated."
 
 
 def named_values(pairs: Sequence[str] | None, example: str) -> dict[str, str]:
-    """The values of `pairs` such as `example`, by name. Raises JobError for one that has another form."""
+    """The values of `pairs` such as `example`, by name. Raises JobError for another form, or a name given twice."""
     from workshop_utils.jobs import JobError  # here, as in all commands: it takes time to import
 
-    values = {}
+    values: dict[str, str] = {}
     for pair in pairs or ():
         name, equals, value = pair.partition("=")
         if not (name and equals):
             raise JobError(f"--argument is {pair!r}; it must be NAME=VALUE, such as {example}")
+        if name in values:
+            raise JobError(f"--argument {name} is given twice, as {values[name]} and {value}; give it once")
         values[name] = value
     return values
 

@@ -38,7 +38,7 @@ def measure(
 
     described, arguments = TrainingJob.load(job), named_values(argument, "epochs=5")
     for name, value in arguments.items():
-        if "," in value:
+        if "," in value and value[0] not in "[{":  # a list of JSON is one value
             raise JobError(
                 f"--argument is '{name}={value}'; it must be one value: measure each in a call of its own"
             )
