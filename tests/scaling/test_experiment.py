@@ -53,6 +53,18 @@ def test_an_argument_named_as_a_column_is_refused(name, job):
         Setting(job.replace(arguments={name: 7}))
 
 
+def test_two_arguments_of_one_column_are_refused(job):
+    with pytest.raises(JobError, match=r"arguments\.batch-size is 8; the table of measurements has a column"):
+        Setting(job.replace(arguments={"batch_size": 16}))
+
+
+def test_words_that_a_script_reports_are_no_number(make_job, tmp_path):
+    job = make_job("from workshop_utils import place\nplace.report(1, loss='low', step_seconds=0.5)")
+    row = measure_all([Setting(job)], Store(tmp_path / "store")).iloc[0]
+    assert (row["state"], row["step_seconds"]) == ("succeeded", 0.5)
+    assert pd.isna(row["loss"])
+
+
 def test_an_argument_named_device_is_refused_only_where_one_is_emulated(job):
     job = job.replace(arguments={"device": "cpu"})
     assert Setting(job).described()["device"] == "cpu"

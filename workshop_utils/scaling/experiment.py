@@ -113,7 +113,8 @@ class Setting:
     def __post_init__(self) -> None:
         columns = COLUMNS if self.device is None else COLUMNS | DEVICE_COLUMNS
         for name, value in self.job.arguments.items():
-            if name.replace("-", "_") in columns:
+            column = name.replace("-", "_")
+            if column in columns or (column != name and column in self.job.arguments):
                 raise JobError(
                     f"arguments.{name} is {value!r}; the table of measurements has a column of that name, "
                     "so the script must name it differently"
@@ -235,7 +236,9 @@ def reported(job: TrainingJob, run: Run) -> dict[str, Any]:
     `accuracy`, means of the workers. Where they report `step_seconds`, the median step of the slowest worker, without
     the first step, in which connections open up; and samples per second by that.
     """
-    metrics = run.metrics
+    metrics = run.metrics.copy()
+    for name in {"loss", "accuracy", "samples_per_second", "step_seconds"} & {*metrics.columns}:
+        metrics[name] = pd.to_numeric(metrics[name], errors="coerce")  # a script may report words
     last = metrics.groupby("worker")[["loss", "accuracy", "samples_per_second"]].last()  # that is not NaN
     row = {
         "samples_per_second": float(last["samples_per_second"].sum(min_count=1)),
