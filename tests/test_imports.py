@@ -13,6 +13,7 @@ HIDES = 'tf.config.set_visible_devices([], "GPU")\n'
     [
         ("import mpi4py.MPI, numpy, json\nfrom workshop_utils.comm.ring import ring_all_reduce", "imports nothing"),
         (TRAINS, "puts no tensor on a GPU"),
+        (TRAINS + "torch.nn.parallel.DistributedDataParallel(model)", "puts no tensor on a GPU"),
         (TRAINS + "import horovod.torch as hvd\nx = torch.ones(2).to(torch.int64)", "puts no tensor on a GPU"),
         (TRAINS + "from workshop_utils.parallel.data import Overlapped", "puts no tensor on a GPU"),
         (f"import keras, horovod.tensorflow\n{HIDES}", "hides GPUs from TensorFlow"),
@@ -29,6 +30,7 @@ def test_a_script_that_cannot_use_a_gpu_is_known_by_its_text(script, reason, mak
         TRAINS + "model.to(place.here().device)",
         TRAINS + "model.to(rank)",
         TRAINS + "model.cuda()",
+        TRAINS + "model = torch.nn.DataParallel(model)",
         TRAINS + "from torch.distributed.fsdp import fully_shard",
         TRAINS + "import lightning",
         TRAINS + "from workshop_utils.comm import process_group",

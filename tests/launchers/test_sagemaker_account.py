@@ -410,7 +410,7 @@ def test_an_own_image_that_was_never_built_is_refused_before_anything_is_sent(ma
     # SageMaker's role takes the image; whoever launches may not be allowed to look at it.
     stubs["ecr"].add_client_error("batch_get_image", "AccessDeniedException", "no")
     stubs["s3"].add_client_error("head_bucket", "403", "no")
-    with pytest.raises(AwsError, match="the bucket .* closed to you"):
+    with pytest.raises(AwsError, match=r"the bucket .* closed to you"):
         place.launch(job)
 
 

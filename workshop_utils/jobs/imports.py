@@ -22,9 +22,10 @@ CPU_MODULES = re.compile(r"workshop_utils(\.(place|comm|parallel|training)(?!\.p
 # Modules and functions through which a script runs code that this module does not read.
 CODE_MODULES = {"ctypes", "importlib", "pickle", "runpy", "subprocess"}
 CODE_CALLS = re.compile(r"(__import__|exec\w*|popen|spawn\w*|system)\(")
-# How PyTorch comes to use a GPU. FSDP takes one by itself, `.to(0)` is the first, and a file may hold tensors on one.
+# How PyTorch comes to use a GPU. FSDP and DataParallel take one by themselves, `.to(0)` is the first, and
+# a file may hold tensors on one.
 PLACES_TENSORS = re.compile(
-    r"(?i)accelerat|cuda|device|gpu|nccl|fsdp|fully_shard|(torch|jit|export|hub)\.load\(|\.to\((?!torch\.\w+\))"
+    r"(?i)accelerat|\bdataparallel\(|cuda|device|gpu|nccl|fsdp|fully_shard|(torch|jit|export|hub)\.load\(|\.to\((?!torch\.\w+\))"
 )
 # As `ast` writes it: no statement of TensorFlow's uses a GPU after this one.
 HIDES_GPUS = re.compile(r"\w+(\.\w+)*\.set_visible_devices\(\[\], 'GPU'\)")
