@@ -1,5 +1,6 @@
 """Ranks that are forked from a server that has imported NumPy (or PyTorch, in slow tests) behave as fresh ones do."""
 
+import contextlib
 import json
 import os
 import signal
@@ -187,6 +188,36 @@ def test_a_script_s_objects_go_as_python_ends_and_its_process_groups_stay(make_j
     """)  # fmt: skip
     assert texts(job) == ["at exit True", "an object is gone True"]
     assert left_open.read_text() == "written"
+
+
+def test_pools_and_streams_that_a_script_leaves_behind_keep_no_rank_from_its_end(make_job):
+    assert texts(make_job(SAY, """
+    from concurrent.futures import ThreadPoolExecutor
+    pool = ThreadPoolExecutor(2)
+    print(pool.submit(lambda: 5).result(), __builtins__.max(1, 2))
+    def second():
+        time.sleep(0.3)
+        print("the second thread is done")
+    threading.Thread(target=lambda: threading.Thread(target=second).start()).start()
+    """)) == ["5 2", "the second thread is done"]  # fmt: skip
+    assert texts(make_job(SAY, "print('said')\nsys.stdout.close()")) == ["said"]
+
+
+@pytest.mark.parametrize(
+    "script",
+    [
+        "signal.signal(signal.SIGUSR1, lambda *_: None)\nfile = open(PATH, 'w')\nfile.write('written')",
+        "def f():\n    file = open(PATH, 'w')\n    file.write('written')\n    raise ValueError\nf()",
+        "import threading\nthreading.kept = open(PATH, 'w')\nthreading.kept.write('written')",
+    ],
+    ids=["a handler holds the names", "a frame that failed", "another module"],
+)
+def test_what_a_file_holds_back_is_written(script, make_job, tmp_path):
+    path = tmp_path / "left-open"
+    run = Local(warm=True).launch(make_job(SAY, script.replace("PATH", repr(str(path)))))
+    with contextlib.suppress(RunFailed):
+        run.wait(60)
+    assert path.read_text() == "written"
 
 
 def test_a_killed_server_does_not_end_its_runs_and_is_replaced(make_job):

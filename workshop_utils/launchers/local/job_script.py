@@ -5,7 +5,10 @@ needs the standard library alone, as the programs do that use it: `supervisor`, 
 """
 
 import atexit
+import builtins
+import contextlib
 import gc
+import io
 import os
 import sys
 import threading
@@ -28,17 +31,22 @@ def run(script: str, *arguments: str) -> None:
     sys.path.insert(0, str(Path(script).parent))
     # It stays `__main__`, with its names, until the process ends; `runpy` would drop some of them here.
     main = sys.modules["__main__"] = types.ModuleType("__main__")
-    main.__file__ = script
+    vars(main).update(__file__=script, __builtins__=builtins)
     try:
         exec(compile(Path(script).read_bytes(), script, "exec", dont_inherit=True), vars(main))
+        return
     except SystemExit:
         raise
     except BaseException as error:
-        trace = error.__traceback__
-        while trace and trace.tb_frame.f_code.co_filename == __file__:
-            trace = trace.tb_next
-        sys.excepthook(type(error), error.with_traceback(trace), trace)
-        sys.exit(1)
+        _report(error)
+    sys.exit(1)
+
+
+def _report(error: BaseException) -> None:
+    trace = error.__traceback__
+    while trace and trace.tb_frame.f_code.co_filename == __file__:
+        trace = trace.tb_next
+    sys.excepthook(type(error), error.with_traceback(trace), trace)
 
 
 def forked(argv: list[str], environment: dict[str, str]) -> Callable[[], None]:
@@ -59,22 +67,30 @@ def forked(argv: list[str], environment: dict[str, str]) -> Callable[[], None]:
 
 
 def _end(code: int) -> NoReturn:
-    """End as Python does: exit handlers run, and the script's objects go, so files that it has left open are written.
+    """End as Python does: threads and exit handlers end, open files are written, and the script's objects go.
 
     What was imported before the fork stays: to take it down takes most of a second. PyTorch's process groups stay, too:
     the destructor of one of gloo waits, holding the interpreter's lock, for a thread that may be waiting for that lock.
     """
-    for thread in threading.enumerate():
-        if thread is not threading.current_thread() and not thread.daemon:
-            thread.join()
+    threading._shutdown()  # type: ignore[attr-defined] # waits for threads, having told pools of them to end
     atexit._run_exitfuncs()
-    _kept = [each for each in gc.get_referents(*gc.get_objects()) if type(each).__module__ in GROUPS]
+    _flush()
+    if "torch.distributed" in sys.modules:
+        _kept = [each for each in gc.get_referents(*gc.get_objects()) if type(each).__module__ in GROUPS]
     gc.collect()  # before and after, as in Py_FinalizeEx: a file's layers then go from the outermost inwards
     sys.modules.pop("__main__", None)
     gc.collect()
-    sys.stdout.flush()
-    sys.stderr.flush()
+    _flush()
     os._exit(code)
+
+
+def _flush() -> None:
+    """Write what files hold back; one that cannot be written is as silent as at Python's end."""
+    files = [each for each in gc.get_objects() if issubclass(type(each), io.IOBase)]
+    files.sort(key=lambda each: not isinstance(each, io.TextIOBase))  # which write into others
+    for file in (*files, sys.stdout, sys.stderr):
+        with contextlib.suppress(AttributeError, OSError, ValueError):
+            file.flush()
 
 
 def _exit_code_of(script: str, *arguments: str) -> int:
