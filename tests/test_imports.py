@@ -18,6 +18,8 @@ HIDES = 'tf.config.set_visible_devices([], "GPU")\n'
         (TRAINS + "from workshop_utils.parallel.data import Overlapped", "puts no tensor on a GPU"),
         (f"import keras, horovod.tensorflow\n{HIDES}", "hides GPUs from TensorFlow"),
         (f"import tensorflow as tf\ndef main():\n    {HIDES}", "hides GPUs from TensorFlow"),
+        (f"'Its return'\nimport tensorflow as tf\nclass A:\n    def f(self): return 1\n{HIDES}", "hides GPUs"),
+        (f"import tensorflow as tf\ndef main():\n    'The return.'\n    def f(): return 1\n    {HIDES}", "hides GPUs"),
     ],
 )  # fmt: skip
 def test_a_script_that_cannot_use_a_gpu_is_known_by_its_text(script, reason, make_job):
@@ -31,6 +33,7 @@ def test_a_script_that_cannot_use_a_gpu_is_known_by_its_text(script, reason, mak
         TRAINS + "model.to(rank)",
         TRAINS + "model.cuda()",
         TRAINS + "model = torch.nn.DataParallel(model)",
+        TRAINS + "from torch.nn import DataParallel as DP\nmodel = DP(model)",
         TRAINS + "from torch.distributed.fsdp import fully_shard",
         TRAINS + "import lightning",
         TRAINS + "from workshop_utils.comm import process_group",

@@ -83,8 +83,8 @@ def why_no_gpu(job: TrainingJob) -> str | None:
         return None
     if not PYTORCH & packages(modules):
         return "hides GPUs from TensorFlow" if hidden else "imports nothing that can use a GPU"
-    loads = any(re.fullmatch(r"torch(\.\w+)?\.load", module) for module in modules)
-    return None if loads or PLACES_TENSORS.search(text) else "puts no tensor on a GPU"
+    takes = any(re.fullmatch(r"torch(\.\w+)*\.(load|DataParallel)", module) for module in modules)
+    return None if takes or PLACES_TENSORS.search(text) else "puts no tensor on a GPU"
 
 
 def _hides_gpus(text: str) -> bool:
@@ -95,9 +95,14 @@ def _hides_gpus(text: str) -> bool:
         return False
     functions = [each for each in script.body if isinstance(each, ast.FunctionDef)]
     for block in (script.body, *(each.body for each in functions if each.name == "main")):
-        texts = [ast.unparse(each) for each in block if each not in functions]
-        # A way out, after which no GPU is hidden.
-        sure = itertools.takewhile(lambda text: not re.search(r"\breturn\b", text), texts)
-        if any(map(HIDES_GPUS.fullmatch, sure)):
+        sure = itertools.takewhile(lambda statement: not _may_return(statement), block)
+        if any(HIDES_GPUS.fullmatch(ast.unparse(each)) for each in sure):
             return True
     return False
+
+
+def _may_return(node: ast.AST) -> bool:
+    """Whether a statement may leave the function that it stands in."""
+    if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef | ast.Lambda):
+        return False
+    return isinstance(node, ast.Return) or any(map(_may_return, ast.iter_child_nodes(node)))
