@@ -177,6 +177,19 @@ def test_a_cache_of_which_a_file_is_damaged_is_made_again(cache, damage):
     assert [path.name for path in cache.iterdir()] == ["digits"]
 
 
+def test_what_another_process_has_made_meanwhile_is_left_as_it_is(cache, monkeypatch):
+    write, made = data._write_digits, []
+
+    def slow(source, folder):
+        write(source, folder)
+        if not made:
+            made.append(True)
+            made.append(prepare("digits").stat().st_ino)
+
+    monkeypatch.setattr(data, "_write_digits", slow)
+    assert prepare("digits").stat().st_ino == made[1]
+
+
 def test_a_cache_folder_that_cannot_be_made_is_named(tmp_path, monkeypatch):
     (tmp_path / "file").write_text("in the way")
     monkeypatch.setenv("WORKSHOP_CACHE", str(tmp_path / "file" / "cache"))

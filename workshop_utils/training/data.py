@@ -125,10 +125,16 @@ def _cached(source: str, name: str, make: Callable[[str, Path], None]) -> Path:
         unfinished.mkdir()
         make(source, unfinished)
         _check_contents(source, unfinished)
-        with contextlib.suppress(FileNotFoundError):  # there is none, or another process was faster
-            folder.rename(Path(scratch.name, "replaced"))
-        with contextlib.suppress(OSError):  # another process has made it meanwhile
+        try:
             unfinished.rename(folder)
+        except OSError:  # there is one: damaged, or made by another process meanwhile
+            with contextlib.suppress(DataError):
+                _check_contents(source, folder)
+                return folder
+            with contextlib.suppress(OSError):
+                folder.rename(Path(scratch.name, "damaged"))
+                unfinished.rename(folder)
+            _check_contents(source, folder)
     return folder
 
 
