@@ -20,6 +20,7 @@ import json
 import platform
 import sys
 import tempfile
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -111,10 +112,11 @@ class Setting:
     device: EmulatedDevice | None = None
 
     def __post_init__(self) -> None:
+        spelled = Counter(name.replace("-", "_") for name in self.job.arguments)
         columns = COLUMNS if self.device is None else COLUMNS | DEVICE_COLUMNS
         for name, value in self.job.arguments.items():
             column = name.replace("-", "_")
-            if column in columns or (column != name and column in self.job.arguments):
+            if column in columns or spelled[column] > 1:
                 raise JobError(
                     f"arguments.{name} is {value!r}; the table of measurements has a column of that name, "
                     "so the script must name it differently"
