@@ -95,7 +95,7 @@ def _words(role: Mapping[str, Any]) -> list[str]:
     refuse(not texts, f"args is {args!r}; it must be a list of strings, one for each word of the command.")
     alone = "it is the program alone, its words belong in args"
     refuse(len(str(entrypoint).split()) != 1, f"entrypoint is {entrypoint!r}; {alone}.")
-    words = [entrypoint, *args]
+    words = [str(entrypoint), *args]
     if Path(words[0]).name in ("bash", "sh") and words[1:2] == ["-c"] and len(words) == 3:
         words = shlex.split(words[2].removeprefix("exec "))
     if Path(words[0]).name in ("python", "python3") and words[1:3] == ["-m", "torch.distributed.run"]:
