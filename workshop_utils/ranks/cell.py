@@ -13,6 +13,8 @@ comes the value of each rank's last expression, unless a semicolon ends it.
 from __future__ import annotations
 
 import dis
+import io
+import tokenize
 import traceback
 from types import CodeType
 from typing import Any
@@ -32,10 +34,17 @@ def _assigned_first(code: CodeType) -> set[str]:
     return {name for name, operation in first.items() if operation == "STORE_NAME"}
 
 
+def _ends_in_semicolon(source: str) -> bool:
+    """Whether a cell is to show no value; the IPython of a foreign kernel may not look at a cell magic's own."""
+    tokens = tokenize.generate_tokens(io.StringIO(source).readline)
+    return [each.string for each in tokens if each.string.strip() and each.type != tokenize.COMMENT][-1:] == [
+        ";"
+    ]
+
+
 def register(shell: Any) -> None:
     """Add %%ranks to a notebook."""
     from IPython.core.error import UsageError
-    from IPython.core.magic import output_can_be_silenced
     from IPython.core.magic_arguments import argument, magic_arguments, parse_argstring
 
     @magic_arguments()
@@ -46,8 +55,7 @@ def register(shell: Any) -> None:
     )
     @argument("--emulated-device", help="what each rank computes on, such as 400ms")
     @argument("--timeout", default="60s", help="after which they are ended")
-    @output_can_be_silenced
-    def ranks(line: str, cell: str) -> Results:
+    def ranks(line: str, cell: str) -> Results | None:
         """Execute the cell on several processes, and show what each has printed and returned."""
         try:
             options = parse_argstring(ranks, line)
@@ -73,6 +81,7 @@ def register(shell: Any) -> None:
             for each in names
             if each not in assigned or packing.travels(shell.user_ns[each])
         }
-        return launch(None, variables, **vars(options), cell=(source, name, group))
+        results = launch(None, variables, **vars(options), cell=(source, name, group))
+        return None if _ends_in_semicolon(source) else results
 
     shell.register_magic_function(ranks, "cell", "ranks")

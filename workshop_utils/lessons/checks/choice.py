@@ -81,7 +81,7 @@ class Choice:
         items = "".join(f"<li>{html.escape(label)}</li>" for label, _ in options)
         static = f'<ul style="list-style:none; margin:0">{items}</ul>'
         # A front end shows the richest form that it can: buttons with a kernel, otherwise the list.
-        widget = buttons._repr_mimebundle_()[WIDGET_VIEW]
+        widget = {"version_major": 2, "version_minor": 0, "model_id": buttons.model_id}
         return {"text/plain": repr(self), "text/html": static, WIDGET_VIEW: widget}
 
 
