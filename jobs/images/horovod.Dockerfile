@@ -15,7 +15,7 @@ SHELL ["/bin/bash", "-o", "pipefail", "-c"]
 # hadolint ignore=DL3008
 RUN apt-get update \
     && DEBIAN_FRONTEND=noninteractive apt-get install -y --no-install-recommends \
-        g++ libopenmpi-dev make openmpi-bin python3 python3-dev python3-venv \
+        g++ libopenmpi-dev make openmpi-bin patch python3 python3-dev python3-venv \
     && rm -rf /var/lib/apt/lists/*
 RUN python3 -m venv /opt/workshop
 ENV PATH=/opt/workshop/bin:$PATH
@@ -27,8 +27,10 @@ RUN grep -v '^transformers' requirements.txt > chosen.txt \
 COPY workshop_utils/__init__.py workshop_utils/cache.py workshop_utils/
 COPY workshop_utils/setup/horovod_build.py workshop_utils/setup/logged_command.py workshop_utils/setup/machine.py \
     workshop_utils/setup/
-COPY jobs/images/build_horovod.py ./
-RUN python build_horovod.py --variant ${VARIANT}
+COPY workshop_utils/setup/horovod_build.sh workshop_utils/setup/horovod-0.28.1.patch workshop_utils/setup/
+# For GPUs, Horovod's operations go through NCCL, which the local set-up has no use for.
+RUN if [ "${VARIANT}" = gpu ]; then export HOROVOD_GPU_OPERATIONS=NCCL; fi; \
+    python -m workshop_utils.setup.horovod_build
 
 # What runs: no compilers.
 FROM ${BASE}

@@ -30,8 +30,8 @@ def test_what_is_missing_comes_with_what_to_do_and_is_counted(monkeypatch, tmp_p
     assert (slow.state, "--network" in slow.text) == ("limited", True)  # what it lacks has its price
     doctor.show(results.values())
     printed = capsys.readouterr().out
-    assert "✗ build tools     no a C++ compiler, no make\n" in printed
-    assert re.search("→ .*apt-get install g\\+\\+ make\n", printed)
+    assert "✗ build tools     no g++, no make, no patch\n" in printed
+    assert re.search("→ .*apt-get install g\\+\\+ make patch\n", printed)
     assert "\n1 to mend before all lessons can run here." in printed
 
 
@@ -39,7 +39,7 @@ def test_what_is_missing_comes_with_what_to_do_and_is_counted(monkeypatch, tmp_p
     ("system", "release", "says", "compiler"),
     [
         ("Darwin", "24.6.0", "Darwin arm64: not tried", "xcode-select --install"),
-        ("Linux", "6.6.87.2-microsoft-standard-WSL2", "Linux arm64 in WSL2: not tried", "apt-get install g++ make"),
+        ("Linux", "6.6.87.2-microsoft-standard-WSL2", "Linux arm64 in WSL2: not tried", "install g++ make patch"),
     ],
 )  # fmt: skip
 def test_a_system_that_was_not_tried_is_told_so_and_has_its_own_remedies(

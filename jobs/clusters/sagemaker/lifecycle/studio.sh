@@ -10,7 +10,7 @@ export REPOSITORY FOLDER
 
 nohup bash -eu > "$FOLDER/workshop-set-up.log" 2>&1 <<'SET_UP' &
 sudo apt-get update -qq # what the system has is new with each start, so this is not kept
-sudo apt-get install -y -qq --no-install-recommends g++ git iproute2 make
+sudo apt-get install -y -qq --no-install-recommends g++ git iproute2 make patch
 cd "$FOLDER"
 test -d workshop || git clone "$REPOSITORY" workshop
 cd workshop
