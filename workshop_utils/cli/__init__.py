@@ -315,11 +315,13 @@ def clean_up(
 
 
 @app.command()
-def install_horovod() -> None:
+def install_horovod(
+    wheel: Annotated[Path | None, typer.Option(help="Install this wheel, which somebody else built.")] = None,
+) -> None:
     """Build Horovod against the installed TensorFlow and PyTorch, once, and install it."""
     from workshop_utils.setup import horovod_build
 
-    raise typer.Exit(horovod_build.main())
+    raise typer.Exit(horovod_build.main(wheel=wheel))
 
 
 def main() -> None:

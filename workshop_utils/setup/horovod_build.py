@@ -26,7 +26,9 @@ import sysconfig
 import tempfile
 import threading
 import time
+import zipfile
 from collections.abc import Sequence
+from functools import partial
 from importlib.metadata import distributions
 from pathlib import Path
 
@@ -124,16 +126,21 @@ def require(missing: Sequence[str]) -> None:
 # The work
 
 
-def install() -> None:
-    """Install Horovod into this environment, from the cache, where it is built first; keep one that can be imported.
+def install(wheel: Path | None = None) -> None:
+    """Install Horovod into this environment: `wheel`, or one from the cache, built first if it is not there.
+
+    Without `wheel`, do nothing if there is a Horovod that can be imported.
 
     Raises:
-        SetupError: if a step fails, or the wheel cannot be imported. What was installed before stays.
+        SetupError: if the wheel is for another environment or cannot be imported, or if a step fails. What was
+            installed before stays.
     """
     log, folder = _log(), Path(sysconfig.get_path("platlib"))
     python = sysconfig.get_config_var("py_version_nodot")
     system = re.sub("[-.]", "_", sysconfig.get_platform())
     cached = log.with_name(f"horovod-{HOROVOD_VERSION}+{this_recipe()}-cp{python}-cp{python}-{system}.whl")
+    if wheel:
+        _check(wheel, cached.stem)
     log.parent.mkdir(parents=True, exist_ok=True)
     waiting = f"Horovod is being built by another process: waiting for it (see {log})"
     with logged_command.only_one_at_a_time(log.with_name("lock"), waiting) as lock:
@@ -141,19 +148,30 @@ def install() -> None:
         # For `in_progress`: the environment's path and, as the file's time, the start.
         lock.truncate(0)
         print(sys.prefix, end="", file=lock, flush=True)
-        if not has_horovod() or _failure(folder):
-            if not cached.exists():
+        if wheel or not has_horovod() or _failure(folder):
+            if not wheel and not cached.exists():
                 _build(cached)
-            announce(f"Horovod: trying and installing {cached}")
+            announce(f"Horovod: trying and installing {wheel or cached}")
             # As deep in the environment as it will lie: its libraries look for libmpi by a relative path.
             with tempfile.TemporaryDirectory(prefix="horovod-", dir=folder.parent) as trial:
-                shutil.unpack_archive(cached, trial, "zip")
+                shutil.unpack_archive(wheel or cached, trial, "zip")
                 if error := _failure(Path(trial)):
-                    cached.unlink()
+                    if not wheel:
+                        cached.unlink()
                     raise error
             pip = [sys.executable, "-m", "pip", "install", "--no-deps", "--no-index", "--force-reinstall"]
-            run_logged([*pip, str(cached)], log, "Horovod: installing")
+            run_logged([*pip, str(wheel or cached)], log, "Horovod: installing")
     announce("Horovod is installed.")
+
+
+def _check(wheel: Path, here: str) -> None:
+    """Raise `SetupError` if this is no wheel of Horovod, or not `here` what it says that it was built for."""
+    if not re.fullmatch(r"horovod-.+-.+-.+-.+\.whl", wheel.name) or not zipfile.is_zipfile(wheel):
+        raise SetupError(f"{wheel} {'is no wheel of Horovod' if wheel.exists() else 'does not exist'}")
+    fields = re.compile(r"[-+]|\.(?=torch|openmpi|build)")
+    for theirs, ours in zip(fields.split(wheel.stem), fields.split(here), strict=False):
+        if theirs != ours and "+tensorflow" in wheel.name:
+            raise SetupError(f"{wheel.name} was built for {theirs}; this environment has {ours}")
 
 
 def _build(wheel: Path) -> None:
@@ -195,7 +213,7 @@ def in_progress() -> str | None:
     return f"Horovod is being compiled: {logged_command.percent(_log())}{since} so far"
 
 
-def main(parent: int | None = None) -> int:
+def main(parent: int | None = None, wheel: Path | None = None) -> int:
     """Install Horovod; the exit code, 1 with the reason on standard error if that fails.
 
     With a `parent`, at the lowest priority, without reports, and no longer than that process, which starts this one.
@@ -204,7 +222,7 @@ def main(parent: int | None = None) -> int:
         os.nice(19)
         logged_command.REPORT_SECONDS = 1e6  # so never
         threading.Thread(target=_end_with, args=[parent], daemon=True).start()
-    return logged_command.exit_code(install, "Horovod was not installed")
+    return logged_command.exit_code(partial(install, wheel), "Horovod was not installed")
 
 
 def _end_with(parent: int) -> None:
