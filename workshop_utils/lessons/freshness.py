@@ -15,6 +15,7 @@ import base64
 import hashlib
 import io
 import re
+import sys
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -101,7 +102,10 @@ def light(png: bytes) -> bytes:
 
 def _normal(source: str) -> str:
     """`source` without comments and layout; unchanged if it is not plain Python (a magic, a syntax error)."""
+    empty: dict[str, Any] = {"show_empty": True} if sys.version_info >= (3, 13) else {}  # as 3.11 does
     try:
-        return ast.dump(ast.parse(source)).replace(", type_params=[]", "")  # which only Python 3.12 has
+        return ast.dump(ast.parse(source), **empty).replace(
+            ", type_params=[]", ""
+        )  # which 3.11 does not have
     except SyntaxError:
         return source
