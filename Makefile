@@ -1,6 +1,6 @@
 # Every target first completes the set-up; once that is done, it costs a tenth of a second.
 .DEFAULT_GOAL := help
-.PHONY: help setup packages run lab test check lint types light processes notebooks fuzz soak test-browser bench site clean
+.PHONY: help setup packages constraints run lab test check lint types light processes notebooks fuzz soak test-browser bench site clean
 MAKEFLAGS += --no-print-directory
 
 # It starts the set-up, which finds a supported version itself.
@@ -25,17 +25,23 @@ endef
 help: ## show this list
 	@awk -F ':.*## ' '/^[a-z][a-z-]*:.*## / {printf "  make %-12s %s\n", $$1, $$2}' $(firstword $(MAKEFILE_LIST))
 
-setup: ## complete .venv: packages, and Horovod compiled for them
-	@$(PYTHON) -m workshop_utils.setup.bootstrap $(if $(filter setup,$(MAKECMDGOALS)),,--quiet)
+# $(call set-up,OPTIONS): completes .venv. It says nothing if that is complete, unless it is what was asked for.
+define set-up
+@$(PYTHON) -c 'import sys; sys.version_info >= (3, 9) or sys.exit("make: $(PYTHON) is Python %d.%d; the set-up starts with 3.9 or later: make $@ PYTHON=python3.11" % sys.version_info[:2])'
+@$(PYTHON) -m workshop_utils.setup.bootstrap $(1) $(if $(filter $@,$(MAKECMDGOALS)),,--quiet)
+endef
 
-packages: ## create .venv without Horovod: enough for JupyterLab
-	@$(PYTHON) -m workshop_utils.setup.bootstrap --without-horovod $(if $(filter packages,$(MAKECMDGOALS)),,--quiet)
+setup: ## complete .venv: all packages, and Horovod compiled for them (HOROVOD=no leaves it out)
+	$(call set-up,$(if $(filter no,$(HOROVOD)),--without-horovod))
+
+packages: ## create .venv with what JupyterLab and cells on ranks need
+	$(call set-up,--lab)
 
 run: setup ## execute all lessons into build/, with a report (WORKERS=4 SIZE=small NOTEBOOKS=...)
 	$(if $(SIZE),WORKSHOP_SIZE=$(SIZE)) $(BIN)/workshop run $(NOTEBOOKS) --output build \
 	  $(if $(WORKERS),-p workers=$(WORKERS))
 
-lab: packages ## open JupyterLab on your own copy of the lessons, my_lessons/; Horovod compiles meanwhile
+lab: packages ## open JupyterLab on your own copy of the lessons, my_lessons/
 	@$(BIN)/workshop lab my_lessons
 
 test: setup ## all checks: those of `check`, tests of processes and frameworks, notebooks
@@ -88,6 +94,14 @@ bench: setup ## measure the claims and compare them with their limits (NAMES="al
 
 site: setup ## the executed lessons as a web site with search: build/site/html/index.html
 	@$(BIN)/python -m workshop_utils.lessons.site
+
+# PyTorch has a build for each device, so it is pinned beside these files; CUDA's packages come with its own.
+CUDA := triton cuda-bindings cuda-pathfinder cuda-toolkit $(addprefix nvidia-,cublas cuda-cupti cuda-nvrtc cuda-runtime \
+  cudnn-cu13 cufft cufile curand cusolver cusparse cusparselt-cu13 nccl-cu13 nvjitlink nvshmem-cu13 nvtx)
+constraints: setup ## resolve the tested versions anew, for each Python (a release does it)
+	@for version in 3.11 3.12 3.13; do $(BIN)/uv pip compile pyproject.toml --all-extras --universal --upgrade --quiet \
+	  --python-version $$version $(addprefix --no-emit-package ,torch $(CUDA)) --generate-hashes --no-header --no-annotate \
+	  --output-file workshop_utils/setup/requirements/python$$version.txt || exit 1; done
 
 clean: ## remove build/ and caches; .venv and the built Horovod stay
 	rm -rf build .pytest_cache .mypy_cache .ruff_cache .hypothesis

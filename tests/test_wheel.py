@@ -16,7 +16,8 @@ from workshop_utils.launchers.targets import TARGETS
 pytestmark = pytest.mark.processes
 
 ROOT = Path(__file__).parents[1]
-FOR_WHEEL = ("pyproject.toml", "README.md", "LICENSE")  # beside the package
+SHARED = ("notebooks", "jobs", "docs", "images")  # below workshop_utils/share/
+FOR_WHEEL = ("pyproject.toml", "README.md", "LICENSE", "workshop_utils", *SHARED)
 CONFIGS = {
     "sagemaker": "{role: 'arn:aws:iam::123456789012:role/workshop', region: us-east-1}",
     "slurm": "{folder: /shared/runs}",
@@ -68,24 +69,12 @@ if __name__ == "__main__":
 @pytest.fixture(scope="module")
 def wheel(tmp_path_factory):
     folder = tmp_path_factory.mktemp("wheel")
-    source = folder / "source"  # a copy, since setuptools takes files of earlier builds from `build/`
-    shutil.copytree(
-        ROOT / "workshop_utils", source / "workshop_utils", ignore=shutil.ignore_patterns("__pycache__")
-    )
-    for name in FOR_WHEEL:
-        shutil.copy(ROOT / name, source)
-    run(
-        folder,
-        sys.executable,
-        "-m",
-        "uv",
-        "build",
-        "--wheel",
-        "--no-build-isolation",
-        "--python",
-        sys.executable,
-        "source",
-    )
+    source = folder / "source"  # what git tracks, and nothing that earlier work has left
+    for name in run(ROOT, "git", "ls-files", *FOR_WHEEL).splitlines():
+        (source / name).parent.mkdir(parents=True, exist_ok=True)
+        shutil.copy(ROOT / name, source / name)
+    build = ["build", "--wheel", "--no-build-isolation", "--python", sys.executable, "source"]
+    run(folder, sys.executable, "-m", "uv", *build)
     (path,) = (source / "dist").glob("*.whl")
     return path
 
@@ -112,9 +101,21 @@ def run(folder, *words, path=os.environ["PATH"]):
     return done.stdout
 
 
-def test_the_wheel_holds_every_file_of_the_package(wheel):
-    tracked = run(ROOT, "git", "ls-files", "workshop_utils").split()
-    assert {*tracked} <= {*zipfile.ZipFile(wheel).namelist()}
+def test_the_wheel_holds_every_file_of_the_package_and_what_the_lessons_name(wheel):
+    packaged = run(ROOT, "git", "ls-files", "workshop_utils").splitlines()
+    shared = [f"workshop_utils/share/{name}" for name in run(ROOT, "git", "ls-files", *SHARED).splitlines()]
+    assert {*packaged, *shared} <= {*zipfile.ZipFile(wheel).namelist()}
+
+
+def test_from_the_wheel_a_learner_gets_the_lessons_and_keeps_what_they_change(installed, tmp_path):
+    copied = run(tmp_path, installed / "workshop", "copy-lessons")
+    assert "workshop/my_lessons/00_welcome.ipynb: new" in copied
+    for named in ("jobs/mnist_torch_ddp/job.yaml", "docs/glossary.md", "images"):
+        assert (tmp_path / "workshop" / named).exists()
+    script = tmp_path / "workshop" / "jobs" / "mnist_torch_ddp" / "train.py"
+    script.write_text("mine")
+    assert run(tmp_path, installed / "workshop", "copy-lessons") == ""
+    assert script.read_text() == "mine"
 
 
 def test_without_a_checkout_jobs_are_launched_and_rendered_and_a_cluster_is_emulated(installed, tmp_path):

@@ -28,7 +28,7 @@ def test_conda_gets_what_pyproject_requires():
     dependencies = yaml.safe_load((ROOT / "environment.yml").read_text())["dependencies"]
     python, _, packages = dependencies
     assert int(python.removeprefix("python=3.")) in bootstrap.supported_python(ROOT)[1]
-    assert packages["pip"][-1] == "-e .[test]"
+    assert packages["pip"][-1] == "-e .[all,test]"
 
 
 def test_the_dev_container_has_a_supported_python_and_sets_up():

@@ -5,8 +5,9 @@ import zipfile
 
 import pytest
 
-from workshop_utils.setup.environments import REQUIREMENTS, Environment
+from workshop_utils.setup.environments import Environment
 from workshop_utils.setup.logged_command import SetupError
+from workshop_utils.setup.packages import REQUIREMENTS
 
 pytestmark = pytest.mark.processes
 

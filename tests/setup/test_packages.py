@@ -64,6 +64,6 @@ def test_pytorch_comes_in_its_cpu_build_where_no_gpu_is_and_its_index_can_be_rea
     monkeypatch.setattr(packages.platform, "system", lambda: "Linux")
     monkeypatch.setattr(packages, "nvidia_gpus", lambda: int(has_gpu))
     monkeypatch.setenv("UV_TORCH_BACKEND", chosen)
-    program(tmp_path / "uv", uv)
-    assert packages.pytorch_arguments(program(tmp_path / "python", "exit 0")) == arguments
+    python = program(tmp_path / "python", f'test "$2" != uv || {{ {uv}; }}')  # as in `python -m uv`
+    assert packages.pytorch_arguments(python) == arguments
     assert report in capsys.readouterr().err

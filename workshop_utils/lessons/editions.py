@@ -77,15 +77,24 @@ def release(output: Path, notebooks: Sequence[Path] = ()) -> list[Path]:
     return written
 
 
+def default_folder() -> Path:
+    """Where a learner's copies go: into this checkout, or into a folder with all that they name by a path."""
+    return Path("my_lessons" if selection.NOTEBOOKS.is_dir() else "workshop/my_lessons")
+
+
 def copy_for_learner(folder: Path) -> dict[Path, Kept]:
-    """Copy the learner's edition into `folder`, beside `notebooks/`, without ever overwriting work.
+    """Copy the learner's edition into `folder`, without ever overwriting work, and beside it what the lessons name.
 
     A notebook that the learner has changed stays as it is. One that was only read or run is updated if the source has
     changed. Returns what became of each copy.
     """
+    source = selection.lessons_folder()
+    for name in BESIDE:
+        if not (folder.parent / name).exists():
+            shutil.copytree(source / name, folder.parent / name)
     folder.mkdir(parents=True, exist_ok=True)
     copies: dict[Path, Kept] = {}
-    for path in selection.notebook_paths():
+    for path in sorted((source / selection.NOTEBOOKS).glob(selection.LESSONS)):
         made = learner(selection.read_notebook(path))
         made.metadata["workshop_copy_of"] = _digest(made)
         target = folder / path.name

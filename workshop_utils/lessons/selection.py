@@ -12,6 +12,7 @@ from traitlets.config import Config
 from workshop_utils.jobs import JobError
 
 NOTEBOOKS = Path("notebooks")
+LESSONS = "[0-9][0-9]_*.ipynb"
 SOLUTION = "solution"  # the tag of a cell that holds an exercise's solution
 
 # Encrypt a kernel's sockets, against other users of the machine. Otherwise each kernel prints a warning.
@@ -27,9 +28,15 @@ def read_notebook(path: Path) -> Any:
         raise JobError(f"{path} is not a notebook: {reason}") from None
 
 
+def lessons_folder() -> Path:
+    """The folder that has `notebooks/` and what they name by a path: this one, the checkout, or one in the package."""
+    package = Path(__file__).parents[1]
+    return next((each for each in (Path(), package.parent) if (each / NOTEBOOKS).is_dir()), package / "share")
+
+
 def notebook_paths(named: Sequence[Path] = ()) -> list[Path]:
     """The notebooks that were named, or all lessons in their order. Raises JobError if one, or all, are missing."""
-    paths = list(named) or sorted(NOTEBOOKS.glob("[0-9][0-9]_*.ipynb"))
+    paths = list(named) or sorted(NOTEBOOKS.glob(LESSONS))
     missing = ", ".join(str(path) for path in paths if not path.is_file())
     if missing or not paths:
         raise JobError(f"there is no notebook {missing or f'in {NOTEBOOKS}/'}; run this in its parent folder")

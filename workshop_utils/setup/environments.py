@@ -21,9 +21,8 @@ from pathlib import Path
 
 from workshop_utils.cache import cache_folder
 from workshop_utils.setup.logged_command import SetupError, announce
-from workshop_utils.setup.packages import run_command, run_uv
+from workshop_utils.setup.packages import MARKER, REQUIREMENTS, pinned, pytorch_arguments, run_command, run_uv
 
-REQUIREMENTS = Path(__file__).with_name("requirements")
 # These would make the environment's Python import modules from elsewhere.
 OUTSIDE = {"PYTHONPATH", "PYTHONHOME", "VIRTUAL_ENV", "__PYVENV_LAUNCHER__"}
 
@@ -36,22 +35,27 @@ class Environment:
         name: of the requirements file, and of the folder.
         title: the name that messages use.
         requirements: a file to use instead of `requirements/NAME.txt`.
+        workshop: instead of such a file, the requirement that brings this package itself: the environment gets it, with
+            the versions that were tested, and is the workshop's own to change.
     """
 
     name: str
     title: str
     requirements: Path | None = None
+    workshop: str = ""
 
     @property
     def lock(self) -> Path:
         """The requirements file, every version fixed."""
-        return self.requirements or REQUIREMENTS / f"{self.name}.txt"
+        return self.requirements or (
+            Path(pinned()[1]) if self.workshop else REQUIREMENTS / f"{self.name}.txt"
+        )
 
     @property
     def folder(self) -> Path:
         """Its place in the cache; other requirements, or another Python, give another folder."""
         python = [sys.base_prefix, sys.version, sys.platform, platform.machine()]
-        seed = "\n".join([self.lock.read_text(encoding="utf-8"), *python])
+        seed = "\n".join([self.lock.read_text(encoding="utf-8"), self.workshop, *python])
         key = hashlib.sha256(seed.encode()).hexdigest()[:12]
         return cache_folder() / "environments" / f"{self.name}-{key}"
 
@@ -68,11 +72,14 @@ class Environment:
         if ready.is_file() and python.exists():  # the Python that it links to may have been removed
             return folder
         announce(f"{self.title}: installing its packages in an environment of their own, once, in {folder}")
-        sync = ("pip", "sync", "--compile-bytecode", "--python", str(python), str(self.lock))
+        sync = ["pip", "sync", "--compile-bytecode", str(self.lock)]
         try:
             folder.mkdir(parents=True, exist_ok=True)
             run_uv(here, "venv", "--allow-existing", "--python", str(here), str(folder), quiet=True)
-            run_uv(here, *sync, quiet=True)
+            if self.workshop:
+                sync = ["pip", "install", self.workshop, *pinned(), *pytorch_arguments(python)]
+                (folder / MARKER).touch()
+            run_uv(here, *sync, "--python", str(python), quiet=not self.workshop)
             ready.touch()
         except OSError as error:
             why = f"{error.strerror or error}; name another cache folder in WORKSHOP_CACHE"

@@ -20,7 +20,12 @@ REPORT_SECONDS = 15.0
 LAST_LINES = 12  # of a failed command, in the message
 # Runs a command; its standard input is a pipe, and once that closes, if only since its other end was killed, all of
 # its process group ends.
-UNTIL_PIPE_CLOSES = ("sh", "-c", 'exec 3<&0; (read _ <&3; kill -9 0) & "$@" </dev/null 3<&-', "sh")
+UNTIL_PIPE_CLOSES = (
+    "sh",
+    "-c",
+    'exec 3<&0; (read _ <&3; kill -9 0) >/dev/null 2>&1 & "$@" </dev/null 3<&-',
+    "sh",
+)
 
 
 class SetupError(ValueError):
@@ -77,7 +82,7 @@ def percent(log: Path) -> str:
 
 
 def exit_code(work: Callable[[], None], failure: str) -> int:
-    """Run a command's `work`; return 0, or 1 after a `SetupError`, which is printed after `failure`.
+    """Run a command's `work`; return 0, or 1 after an error that can be foreseen, which is printed after `failure`.
 
     An interrupt or a termination signal first ends the processes that were started here.
     """
@@ -87,6 +92,9 @@ def exit_code(work: Callable[[], None], failure: str) -> int:
         work()
     except SetupError as error:
         announce(f"{failure}. {error}")
+        return 1
+    except OSError as error:  # a folder that may not be written, a full disk
+        announce(f"{failure}. {error.filename or 'a file'} cannot be written: {error.strerror}")
         return 1
     except KeyboardInterrupt:
         announce("Interrupted. Run it again to continue.")

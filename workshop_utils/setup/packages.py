@@ -12,15 +12,20 @@ import ast
 import contextlib
 import os
 import platform
+import re
 import signal
 import subprocess
+import sys
 from collections.abc import Mapping
 from pathlib import Path
+from typing import TextIO
 
-from workshop_utils.setup.logged_command import LAST_LINES, SetupError, announce
+from workshop_utils.setup.logged_command import LAST_LINES, UNTIL_PIPE_CLOSES, SetupError, announce
 from workshop_utils.setup.machine import nvidia_gpus
 
-UV = "uv>=0.9,<1"
+UV = "uv>=0.9.8,<1"
+MARKER = ".workshop"  # in an environment that the set-up has made: what of it is complete
+REQUIREMENTS = Path(__file__).with_name("requirements")
 INDEX_TIMEOUT_SECONDS = "5"
 GRACE_SECONDS = 15.0  # between SIGTERM and SIGKILL; TorchX gives its own processes ten
 
@@ -54,24 +59,39 @@ def uv_settings(pip_configuration: str, environment: Mapping[str, str]) -> dict[
     return {name: value for name, value in settings.items() if name not in environment}
 
 
-def run_uv(python: Path, *arguments: str, quiet: bool = False, **variables: str) -> None:
+def pinned(version: tuple[int, ...] = sys.version_info[:2]) -> list[str]:
+    """uv's arguments that select the versions that were tested with this version of Python."""
+    return ["--constraints", str(REQUIREMENTS / f"python{version[0]}.{version[1]}.txt"), "torch==2.13.0"]
+
+
+def run_uv(
+    python: Path, *arguments: str, quiet: bool = False, log: TextIO | None = None, **variables: str
+) -> None:
     """Run the uv of the environment that `python` belongs to; install it there first if it is missing.
 
     Args:
-        python: a Python that has pip, whose configuration counts.
+        python: a Python; if it has pip, or there is one on the PATH, pip's configuration counts.
         arguments: uv's.
         quiet: keep uv's reports for the error message instead of showing them.
+        log: a file for uv's reports.
         variables: further environment variables for uv.
 
     Raises:
         SetupError: if uv fails, for example because a package cannot be downloaded.
     """
-    uv = python.with_name("uv")  # one on the PATH may be too old
-    if not uv.exists():
+    try:
+        run_command([str(python), "-c", "import uv"])
+    except SetupError:
         run_command([str(python), "-m", "pip", "install", "--quiet", "--disable-pip-version-check", UV])
-    configuration = run_command([str(python), "-m", "pip", "config", "list"])
-    environment = {**os.environ, **uv_settings(configuration, os.environ), **variables}
-    run_command([str(uv), *arguments], environment, quiet=quiet)
+    environment = {**os.environ, **uv_settings(_pip_configuration(python), os.environ), **variables}
+    run_command([str(python), "-m", "uv", *arguments], environment, quiet=quiet, log=log)
+
+
+def _pip_configuration(python: Path) -> str:
+    for pip in ([str(python), "-m", "pip"], ["pip"]):  # uv's environments have none
+        with contextlib.suppress(SetupError, FileNotFoundError):
+            return run_command([*pip, "config", "list"])
+    return ""
 
 
 def run_command(
@@ -79,21 +99,26 @@ def run_command(
     environment: Mapping[str, str] | None = None,
     *,
     quiet: bool = True,
+    log: TextIO | None = None,
     folder: Path | None = None,
     timeout_seconds: float | None = None,
 ) -> str:
-    """Run a command, in `folder` if given, and return its standard output; show its standard error unless `quiet`.
+    """Run a command, in `folder` if given, and return its standard output.
 
-    If this call is interrupted, or the time is over, the command gets SIGTERM, and time to end what it has started.
+    Its standard error goes to `log`, or is kept for the message of an error if `quiet`, or is shown. If this call is
+    interrupted, or the time is over, the command gets SIGTERM, and time to end what it has started. If this process is
+    killed, the command is, too.
 
     Raises:
-        SetupError: if it fails or takes longer; the message of a `quiet` command has the end of its standard error.
+        SetupError: if it fails or takes longer; the message has the end of its standard error, unless that was shown.
     """
     name = " ".join([Path(command[0]).name, *command[1:4]])
-    with subprocess.Popen(
-        command, env=environment, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, cwd=folder, text=True,
-        stderr=subprocess.PIPE if quiet else None, errors="replace", start_new_session=True,
+    alive, held = os.pipe()
+    with os.fdopen(held, "wb"), subprocess.Popen(
+        [*UNTIL_PIPE_CLOSES, *command], env=environment, stdin=alive, stdout=subprocess.PIPE, cwd=folder, text=True,
+        stderr=log or (subprocess.PIPE if quiet else None), errors="replace", start_new_session=True,
     ) as process:  # fmt: skip
+        os.close(alive)
         try:
             output, errors = process.communicate(timeout=timeout_seconds)
         except BaseException as error:
@@ -107,10 +132,22 @@ def run_command(
                 raise SetupError(f"{name} did not end within {timeout_seconds:g} s") from None
             raise
     if process.returncode != 0:
-        reason = (errors or output).strip() or "its reason is above"
+        reported = errors or (Path(log.name).read_text(errors="replace") if log else output)
+        reason = reported.strip() or "its reason is above"
         tail = "\n    ".join(reason.splitlines()[-LAST_LINES:])
-        raise SetupError(f"{name} failed with exit code {process.returncode}:\n    {tail}")
+        raise SetupError(f"{name} failed with exit code {process.returncode}:\n    {tail}{_advice(tail)}")
     return output
+
+
+def _advice(reason: str) -> str:
+    """What to do about a failed download, or a full disk."""
+    if re.search(r"No space left", reason):
+        return "\nThe disk is full: make room, or move UV_CACHE_DIR, then run it again; it goes on from here."
+    if re.search(
+        r"(?i)dns error|error sending request|failed to (fetch|download)|connection|No matching distr", reason
+    ):
+        return "\nIs there a network? Run it again when there is; it goes on from here."
+    return ""
 
 
 def pytorch_arguments(python: Path) -> list[str]:
