@@ -12,7 +12,7 @@ from conftest import save
 from typer.testing import CliRunner
 
 from workshop_utils import cli
-from workshop_utils.plots import terminal
+from workshop_utils.cli import terminal
 from workshop_utils.runs import RunState
 
 REPORTS_THREE_STEPS = """

@@ -11,6 +11,7 @@ from typing import Annotated
 
 import typer
 
+from workshop_utils import optional
 from workshop_utils.cli.arguments import PAIRS, Job, Lessons, Notebooks, listed, named_values
 from workshop_utils.cli.scaling import app as scaling_app
 from workshop_utils.cli.scaling import scale_model
@@ -86,7 +87,7 @@ def launch(
                 if getattr(run, detail, None):
                     typer.echo(f"{detail.replace('_', ' ')}: {getattr(run, detail)}")
             # Only now: the ranks start while the display is imported.
-            from workshop_utils.plots import terminal
+            from workshop_utils.cli import terminal
 
             if caught:  # an import may take an interrupt for a reason to do without something
                 raise KeyboardInterrupt
@@ -152,11 +153,11 @@ def refresh(
 
 
 @app.command()
-def copy_lessons(folder: Lessons = Path("my_lessons")) -> None:
+def copy_lessons(folder: Lessons = None) -> None:
     """Bring the learner's edition of all lessons into your folder; what you have changed there is left alone."""
     from workshop_utils.lessons import editions
 
-    _tell(editions.copy_for_learner(folder))
+    _tell(editions.copy_for_learner(folder or editions.default_folder()))
 
 
 def _tell(copies: Mapping[Path, str]) -> None:
@@ -166,11 +167,14 @@ def _tell(copies: Mapping[Path, str]) -> None:
 
 
 @app.command()
-def lab(folder: Lessons = Path("my_lessons")) -> None:
-    """Open JupyterLab on your copy of the lessons; Horovod, where it is missing, is compiled meanwhile."""
-    from workshop_utils.lessons import editions
-    from workshop_utils.setup.lab import below_working_folder, open_lab
+def lab(folder: Lessons = None) -> None:
+    """Open JupyterLab on your copy of the lessons; what a lesson needs more than others comes when it is opened."""
+    from workshop_utils.setup.lab import below_working_folder, move_to_complete_environment, open_lab
 
+    move_to_complete_environment(["lab", *([] if folder is None else [str(folder)])])
+    from workshop_utils.lessons import editions
+
+    folder = folder or editions.default_folder()
     below_working_folder(folder)
     is_new = not folder.exists()
     copies = editions.copy_for_learner(folder)
@@ -315,6 +319,21 @@ def clean_up(
 
 
 @app.command()
+def install(
+    extras: Annotated[
+        list[str], typer.Argument(metavar="EXTRA...", help=f"{', '.join(optional.MODULES)}, or all.")
+    ],
+) -> None:
+    """Install what some lessons need: the packages of EXTRA, into this environment. Horovod is compiled."""
+    from functools import partial
+
+    from workshop_utils.setup import install as setup
+    from workshop_utils.setup import logged_command
+
+    raise typer.Exit(logged_command.exit_code(partial(setup.install, extras), "Nothing was installed"))
+
+
+@app.command()
 def install_horovod(
     wheel: Annotated[Path | None, typer.Option(help="Install this wheel, which somebody else built.")] = None,
 ) -> None:
@@ -328,6 +347,11 @@ def main() -> None:
     """The command's entry point: mistakes that can be foreseen end in one sentence and exit code 2."""
     try:
         app()
+    except ModuleNotFoundError as error:
+        if (extra := optional.EXTRAS.get(str(error.name).partition(".")[0])) is None:
+            raise
+        print(f"workshop: {optional.sentence(extra)}", file=sys.stderr)
+        sys.exit(2)
     except (ValueError, OSError) as error:
         if type(error) is ValueError:  # a bug of ours; JobError, DataError and their like are foreseen
             raise

@@ -10,7 +10,10 @@ import typer
 
 Job = Annotated[Path, typer.Argument(help="A job's folder, or its job.yaml.")]
 Notebooks = Annotated[list[Path] | None, typer.Argument(help="By default all in notebooks/.")]
-Lessons = Annotated[Path, typer.Argument(help="Your own copy of the lessons; beside notebooks/.")]
+Lessons = Annotated[
+    Path | None,
+    typer.Argument(help="Your own copy of the lessons; by default my_lessons/, beside notebooks/."),
+]
 PAIRS = "NAME=VALUE for {}; may be repeated."
 
 

@@ -10,3 +10,7 @@
 
 All of them speak through a `comm.Communicator`, so every byte is counted.
 """
+
+from workshop_utils import optional
+
+optional.require("torch")

@@ -31,7 +31,7 @@ from workshop_utils.jobs import JobError, TrainingJob
 from workshop_utils.jobs.function import FRAMEWORKS, check_call
 from workshop_utils.launchers import output
 from workshop_utils.launchers.local import Local, hang, warm
-from workshop_utils.launchers.local.environment import await_horovod
+from workshop_utils.launchers.local.environment import await_packages
 from workshop_utils.launchers.local.launcher import MOST_PROCESSES, start
 from workshop_utils.launchers.local.run import Event, ProcessRun
 from workshop_utils.network import Network
@@ -117,8 +117,7 @@ def launch(
     )
     server, files = packing.server_for(call, framework), {"request": packing.request(call, framework, cell)}
     request = Local(network=link, emulated_device=emulated_device).reserve(job, framework or server)
-    if framework == "horovod":
-        await_horovod(job)
+    await_packages(job)
     warm.starter(server)  # may import a framework for seconds, so an interrupt is not deferred yet
     with contextlib.ExitStack() as cleanup:
         with _interrupts_deferred():

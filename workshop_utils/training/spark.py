@@ -23,6 +23,8 @@ import tempfile
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from workshop_utils import optional
+
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
@@ -42,6 +44,7 @@ logger.gateway.level = off
 
 def session() -> SparkSession:
     """The session of this process, whose driver is this process. Stop it when done."""
+    optional.require("spark")
     from pyspark import SparkContext  # here, since few lessons need it
     from pyspark.sql import SparkSession
 

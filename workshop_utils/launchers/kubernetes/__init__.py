@@ -22,7 +22,11 @@
 | `emulator` | the pods of a manifest as local processes |
 """
 
-from workshop_utils.launchers.kubernetes.emulator import EmulatedKubernetes
-from workshop_utils.launchers.kubernetes.launcher import Kubernetes
+from workshop_utils import optional
+
+optional.require("kubernetes")
+
+from workshop_utils.launchers.kubernetes.emulator import EmulatedKubernetes  # noqa: E402
+from workshop_utils.launchers.kubernetes.launcher import Kubernetes  # noqa: E402
 
 __all__ = ["EmulatedKubernetes", "Kubernetes"]

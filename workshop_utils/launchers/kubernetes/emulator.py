@@ -95,7 +95,7 @@ class EmulatedKubernetes(KubernetesSettings):
         else:
             for described in manifest.objects:
                 check.require(described)
-        environment.await_horovod(job)
+        environment.await_packages(job)
         return EmulatedPodsRun(job, manifest, reconcile)
 
 

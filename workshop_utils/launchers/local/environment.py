@@ -10,12 +10,20 @@ import tempfile
 import uuid
 from collections.abc import Mapping
 from importlib import metadata
+from importlib.util import find_spec
 from pathlib import Path
 
+from workshop_utils import optional
 from workshop_utils.jobs import JobError, TrainingJob
 from workshop_utils.jobs.imports import imported, packages
 from workshop_utils.setup import machine
 from workshop_utils.training import data
+
+# What a strategy cannot do without.
+FRAMEWORK_OF = {
+    "torch_ddp": "torch", "horovod": "horovod", "horovod_elastic": "horovod",
+    "multi_worker_mirrored": "tensorflow", "parameter_server": "tensorflow",
+}  # fmt: skip
 
 PROGRAMS = Path(__file__).parent  # what `strategies.PROGRAMS` stands for on this machine
 
@@ -137,9 +145,15 @@ def mpirun_program(reason: str) -> str:
     return program
 
 
-def await_horovod(job: TrainingJob) -> None:
-    """If the job needs Horovod, wait while that still compiles. Raises JobError if it is missing."""
-    if job.strategy.startswith("horovod") or "horovod" in packages(imported(job.script_path)):
-        from workshop_utils.setup import lab  # here, since few jobs need it
+def await_packages(job: TrainingJob) -> None:
+    """Wait for the job's packages, if they are being installed. Raises JobError if its strategy's is missing."""
+    framework = FRAMEWORK_OF.get(job.strategy)
+    named = packages(imported(job.script_path)) | ({framework} if framework else set())
+    absent = [module for module in named & optional.EXTRAS.keys() if find_spec(module) is None]
+    if absent:
+        from workshop_utils.setup import install  # here, since few jobs need it
 
-        lab.wait_for_horovod(job)
+        install.wait_while(lambda: install.in_progress() is not None, "The job starts when that is finished")
+        if framework in absent and find_spec(framework) is None:
+            brings = f"`workshop install {optional.EXTRAS[framework]}` brings it"
+            raise JobError(f"strategy is {job.strategy!r}, but {framework} is not installed; {brings}")

@@ -16,7 +16,7 @@ from workshop_utils.launchers import output
 from workshop_utils.launchers.local import warm
 from workshop_utils.launchers.local.environment import (
     PROGRAMS,
-    await_horovod,
+    await_packages,
     deal_gpus,
     inherited_variables,
     mpirun_program,
@@ -183,7 +183,7 @@ class Local:
             JobError: as `render` does; nothing has been started then.
         """
         request = self.reserve(job)
-        await_horovod(job)
+        await_packages(job)
         sources = {f"source/{name}": text for name, text in shipped(job).items()}
         return start(request, ProcessRun, sources, warm.framework_for(job) if self.warm else None)
 

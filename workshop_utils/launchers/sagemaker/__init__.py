@@ -24,7 +24,11 @@ A launch, in order:
 | `emulator`, `emulated_instance` | emulated instances, which need no account; the programs that run on them |
 """
 
-from workshop_utils.launchers.sagemaker.emulator import EmulatedSageMaker
-from workshop_utils.launchers.sagemaker.launcher import SageMaker
+from workshop_utils import optional
+
+optional.require("aws")
+
+from workshop_utils.launchers.sagemaker.emulator import EmulatedSageMaker  # noqa: E402
+from workshop_utils.launchers.sagemaker.launcher import SageMaker  # noqa: E402
 
 __all__ = ["EmulatedSageMaker", "SageMaker"]

@@ -100,7 +100,7 @@ class EmulatedSageMaker(SageMakerSettings):
         for name in ("outputs", "checkpoints"):
             job.storage(name, "folder")
         request = self.render(job)
-        environment.await_horovod(job)
+        environment.await_packages(job)
         return SpotRun(request) if self.spot else start(request)
 
 

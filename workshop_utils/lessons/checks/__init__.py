@@ -45,7 +45,7 @@ import numpy as np
 import yaml
 from numpy.typing import ArrayLike
 
-from workshop_utils.setup import lab
+from workshop_utils.setup import install
 
 Outcome = Literal["not yet", "wrong", "right", "answered"]  # answered: no program can judge it
 
@@ -248,4 +248,4 @@ def _same(got: Any, other: Any) -> bool:
     return values.shape == others.shape and bool(np.allclose(values, others))
 
 
-lab.mention_build()  # a lesson begins by importing its checks
+install.mention()  # a lesson begins by importing its checks

@@ -1,0 +1,155 @@
+"""What a lesson needs arrives while the lesson goes on; what needs it waits, and everything ends with the kernel."""
+
+import os
+import subprocess
+import sys
+import textwrap
+
+import psutil
+import pytest
+from conftest import eventually
+
+from workshop_utils import optional
+from workshop_utils.jobs import JobError
+from workshop_utils.launchers.local import Local
+from workshop_utils.setup import install
+
+SECONDS = 60.0
+
+# A kernel in an environment of the workshop's own, which lacks a package; a script takes the installer's place.
+KERNEL = """
+import sys
+from workshop_utils import optional
+from workshop_utils.setup import install
+
+optional.MODULES["greeting"] = ("greetings",)
+install.is_own_environment = lambda: {own}
+python, sys.executable = sys.executable, sys.argv[1]
+sys.path.append(".")
+try:
+    install.need("greeting")
+    print("going on", flush=True)
+    import greetings
+    print(greetings.TEXT, sys.meta_path[-1].__class__.__name__)
+except optional.MissingPackage as error:
+    print("MissingPackage:", error)
+"""
+INSTALLER = """#!/bin/bash
+echo "$@" > called
+until test -e go; do sleep 0.02; done
+{ending}
+"""
+# The installer's own program, whose long part is a process that sleeps.
+BUSY = """
+import subprocess, sys
+from workshop_utils.setup import install
+def busy(extras, in_background):
+    subprocess.run(["sleep", "1000"])
+install.install = busy
+sys.exit(install.main({parent}, ["mpi"]))
+"""
+
+
+@pytest.fixture
+def kernel(tmp_path):
+    """Starts the kernel above, with an installer that ends so."""
+
+    def start(ending, own=True):
+        script = tmp_path / "python"
+        script.write_text(INSTALLER.format(ending=ending))
+        script.chmod(0o755)
+        return subprocess.Popen(
+            [sys.executable, "-c", KERNEL.format(own=own), str(script)], cwd=tmp_path, text=True,
+            env=os.environ | {"WORKSHOP_CACHE": str(tmp_path / "cache")}, stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+        )  # fmt: skip
+
+    return start
+
+
+@pytest.mark.processes
+def test_an_import_waits_for_what_is_being_installed_and_shows_it(kernel, tmp_path):
+    with kernel("echo 'TEXT = 5' > greetings.py") as process:
+        assert process.stdout.readline().startswith("Installing greeting in the background.")
+        assert process.stdout.readline() == "going on\n"
+        assert eventually((tmp_path / "called").exists, SECONDS)
+        assert (tmp_path / "called").read_text().split()[-2:] == [str(process.pid), "greeting"]
+        (tmp_path / "go").touch()
+        told = process.stdout.read()
+    assert "The cell goes on when that is finished." in told
+    assert told.splitlines()[-1].startswith("5 ")
+    assert "_Arriving" not in told  # nothing stays behind in the import system
+
+
+@pytest.mark.processes
+def test_an_installation_that_fails_is_told_where_the_package_is_imported(kernel, tmp_path):
+    (tmp_path / "go").touch()
+    with kernel("echo 'no network' >&2; exit 1") as process:
+        told = process.stdout.read()
+    assert told.splitlines()[-1] == "MissingPackage: greetings could not be installed. no network"
+
+
+@pytest.mark.processes
+def test_somebody_elses_environment_is_not_changed_and_the_command_is_named(kernel, tmp_path):
+    with kernel("", own=False) as process:
+        told = process.stdout.read()
+    command = "`workshop install greeting`, or pip install 'workshop-utils[greeting]'"
+    assert told == f"MissingPackage: greetings not installed: {command}\n"
+    assert not (tmp_path / "called").exists()
+
+
+@pytest.mark.processes
+def test_the_installer_has_the_lowest_priority_and_ends_with_the_kernel(watch):
+    inner = BUSY.replace("{parent}", "int(sys.argv[1])")
+    outer = f"""
+        import os, subprocess, sys, time
+        subprocess.Popen([sys.executable, "-c", {inner!r}, str(os.getpid())])
+        time.sleep(1000)
+    """
+    with subprocess.Popen([sys.executable, "-c", textwrap.dedent(outer)]) as parent:
+        installer = psutil.Process(parent.pid)
+        assert eventually(lambda: len(installer.children(recursive=True)) == 2, SECONDS)
+        family = installer.children(recursive=True)
+        assert eventually(lambda: all(process.nice() == 19 for process in family), SECONDS)
+        parent.kill()
+    assert eventually(lambda: not any(watch.alive(process.pid) for process in family[:1]), SECONDS)
+
+
+@pytest.mark.parametrize("extra", ["tensorflo", ""])
+def test_an_extra_that_does_not_exist_is_refused_with_the_names_of_all(extra):
+    with pytest.raises(
+        install.SetupError, match=f"EXTRA is '{extra}'; it must be one of torch, .*spark, all"
+    ):
+        install.install(["torch", extra])
+
+
+# Jobs
+
+
+@pytest.mark.processes
+def test_a_job_waits_for_a_package_that_its_script_imports(make_job, monkeypatch, capsys):
+    steps = iter(["Installing spark: 1 s so far", "Installing spark: 2 s so far", None])
+    monkeypatch.setattr(install, "in_progress", lambda: next(steps, None))
+    monkeypatch.setitem(optional.EXTRAS, "no_such_module", "spark")
+    run = Local().launch(make_job("print('on')\nif False:\n    import no_such_module")).wait(SECONDS)
+    assert [line.text for line in run.logs()] == ["on"]
+    told = capsys.readouterr().out
+    assert "Installing spark: 2 s so far. The job starts when that is finished." in told
+    assert told.rstrip().endswith("The installation has ended.")
+
+
+@pytest.mark.processes
+def test_without_its_framework_a_strategy_is_refused_and_other_jobs_do_as_they_like(make_job, monkeypatch):
+    from workshop_utils.launchers.local import environment
+
+    monkeypatch.setattr(environment, "find_spec", lambda _: None)
+    careful = """
+        try:
+            import horovod.nothing_of_this_name
+        except ImportError:
+            print("without")
+    """
+    run = Local().launch(make_job(careful)).wait(SECONDS)
+    assert [line.text for line in run.logs()] == ["without"]
+    with pytest.raises(JobError, match="'horovod', but horovod is not installed; `workshop install horovod`"):
+        Local().launch(make_job("import horovod.torch", strategy="horovod", workers=2))

@@ -1,0 +1,156 @@
+"""Installs extras into this environment: `workshop install EXTRA...`, or a lesson that needs them, in the background.
+
+A lesson begins with `need("tensorflow")`. In the workshop's own environment a process installs what is missing, and
+ends with the kernel. Imports of it, and jobs that need it, wait and show the progress.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import importlib
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Sequence
+from functools import partial
+from importlib.machinery import ModuleSpec, PathFinder
+from importlib.util import find_spec
+from pathlib import Path
+
+from workshop_utils import optional
+from workshop_utils.cache import cache_folder
+from workshop_utils.setup import horovod_build, logged_command
+from workshop_utils.setup.logged_command import SetupError
+from workshop_utils.setup.packages import MARKER, pinned, pytorch_arguments, run_uv
+
+MEANWHILE = "Meanwhile read on, or take a lesson that needs nothing more: 00 to 04, 07 to 10, 15."
+
+
+def install(extras: Sequence[str], *, in_background: bool = False) -> None:
+    """Install the packages of `extras` into this environment; for "horovod", compile it, too.
+
+    The workshop's own environment gets the versions that were tested; any other keeps what it has.
+
+    Raises:
+        SetupError: for an extra that does not exist, or if a package cannot be installed.
+    """
+    for extra in extras:
+        if extra not in (names := [*optional.MODULES, "all"]):
+            raise SetupError(f"EXTRA is {extra!r}; it must be one of {', '.join(names)}")
+    if "horovod" in extras:
+        horovod_build.require(horovod_build.missing_build_tools())
+    log, python = _log(), Path(sys.executable)
+    log.parent.mkdir(parents=True, exist_ok=True)
+    waiting = f"Another process is installing packages here: waiting for it (see {log})"
+    with logged_command.only_one_at_a_time(log, waiting) as output:
+        output.truncate(0)
+        print(f"{time.time()} {', '.join(extras)}", file=output, flush=True)  # for `in_progress`
+        arguments = pinned() if is_own_environment() else []
+        if find_spec("torch") is None:
+            arguments += pytorch_arguments(python)
+        wanted = f"workshop-utils[{','.join(extras)}]"
+        log_file = output if in_background else None
+        run_uv(python, "pip", "install", "--python", str(python), wanted, *arguments, log=log_file)
+        if "horovod" in extras:
+            horovod_build.install()
+
+
+def is_own_environment() -> bool:
+    """Whether the workshop's set-up has made this environment, so that it may change it without being asked."""
+    return Path(sys.prefix, MARKER).is_file()
+
+
+def in_progress() -> str | None:
+    """What another process is installing here, and how far it is; None if there is none."""
+    log = _log()
+    if not log.is_file() or not logged_command.is_locked(log):
+        return horovod_build.in_progress()
+    first, *rest = log.read_text(errors="replace").splitlines() or [f"{time.time()} packages"]
+    began, _, extras = first.partition(" ")
+    last = f"{rest[-1].strip()}, " if rest else ""
+    since = logged_command.duration(time.time() - float(began))
+    return horovod_build.in_progress() or f"Installing {extras}: {last}{since} so far"
+
+
+def need(*extras: str) -> None:
+    """Begin to install what is missing of `extras`, in the background; return at once.
+
+    Raises:
+        MissingPackage: if something is missing and this environment is not the workshop's own to change.
+    """
+    lacking = [extra for extra in extras if optional.missing(extra)]
+    if not lacking:
+        return
+    if not is_own_environment():
+        optional.require(lacking[0])
+    command = [sys.executable, "-m", "workshop_utils.setup.install", str(os.getpid()), *lacking]
+    # In a session of its own, since an interrupt is for the cell that waits.
+    process = subprocess.Popen(
+        command, stdin=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True, start_new_session=True
+    )
+    modules = {module for extra in lacking for module in optional.MODULES[extra]}
+    sys.meta_path.append(_Arriving(process, modules))  # type: ignore[arg-type]
+    print(f"Installing {', '.join(lacking)} in the background. What needs it waits. {MEANWHILE}")
+
+
+class _Arriving:
+    """Finds the modules that `process` is installing: it waits for them and shows the progress."""
+
+    def __init__(self, process: subprocess.Popen[str], modules: set[str]) -> None:
+        self.process, self.modules = process, modules
+
+    def find_spec(self, name: str, path: object = None, target: object = None) -> ModuleSpec | None:
+        """Python calls it for an import that no other finder could serve."""
+        if name not in self.modules:
+            return None
+        wait_while(lambda: self.process.poll() is None, "The cell goes on when that is finished")
+        sys.meta_path[:] = [finder for finder in sys.meta_path if finder is not self]
+        if self.process.returncode:
+            _, errors = self.process.communicate()
+            raise optional.MissingPackage(f"{name} could not be installed. {errors.strip()}", name=name)
+        return PathFinder.find_spec(name)
+
+
+def wait_while(is_busy: Callable[[], bool], then: str) -> None:
+    """Show on one line what is being installed here, for as long as `is_busy()`."""
+    width = 0
+    while is_busy():
+        line = f"{in_progress() or 'Installing packages'}. {then}."
+        width = max(width, len(line))
+        print(f"\r{line:<{width}}", end="", flush=True)
+        time.sleep(0.5)
+    if width:
+        print(f"\r{'The installation has ended.':<{width}}", flush=True)
+    importlib.invalidate_caches()
+
+
+def mention() -> None:
+    """In a notebook, while packages are being installed: say that measured times may be too long."""
+    in_notebook = "IPython" in sys.modules and sys.modules["IPython"].get_ipython() is not None
+    if in_notebook and (progress := in_progress()):
+        print(f"({progress}: until it is finished, measured times may be too long.)")
+
+
+def _log() -> Path:
+    environment = hashlib.sha256(sys.prefix.encode()).hexdigest()[:12]
+    return cache_folder() / "install" / f"{environment}.log"
+
+
+def main(parent: int, extras: Sequence[str]) -> int:
+    """Install `extras` at the lowest priority, for no longer than the process `parent` lives; the exit code."""
+
+    def end_with_parent() -> None:
+        while os.getppid() == parent:
+            time.sleep(0.2)
+        os.kill(os.getpid(), signal.SIGTERM)
+
+    os.nice(19)
+    threading.Thread(target=end_with_parent, daemon=True).start()
+    return logged_command.exit_code(partial(install, extras, in_background=True), "The installation stopped")
+
+
+if __name__ == "__main__":
+    sys.exit(main(int(sys.argv[1]), sys.argv[2:]))
