@@ -20,11 +20,9 @@ import hashlib
 import os
 import re
 import shutil
-import signal
 import sys
 import sysconfig
 import tempfile
-import threading
 import time
 import zipfile
 from collections.abc import Sequence
@@ -213,23 +211,10 @@ def in_progress() -> str | None:
     return f"Horovod is being compiled: {logged_command.percent(_log())}{since} so far"
 
 
-def main(parent: int | None = None, wheel: Path | None = None) -> int:
-    """Install Horovod; the exit code, 1 with the reason on standard error if that fails.
-
-    With a `parent`, at the lowest priority, without reports, and no longer than that process, which starts this one.
-    """
-    if parent is not None:
-        os.nice(19)
-        logged_command.REPORT_SECONDS = 1e6  # so never
-        threading.Thread(target=_end_with, args=[parent], daemon=True).start()
+def main(wheel: Path | None = None) -> int:
+    """Install Horovod; the exit code, 1 with the reason on standard error if that fails."""
     return logged_command.exit_code(partial(install, wheel), "Horovod was not installed")
 
 
-def _end_with(parent: int) -> None:
-    while os.getppid() == parent:
-        time.sleep(0.2)
-    os.kill(os.getpid(), signal.SIGTERM)
-
-
 if __name__ == "__main__":
-    sys.exit(main(*map(int, sys.argv[1:])))
+    sys.exit(main())
