@@ -168,6 +168,22 @@ def test_an_error_shows_the_cells_own_lines(run, shell):
     assert "workshop_utils" not in printed
 
 
+def test_where_ipython_has_no_names_for_cells_a_failure_shows_their_files(shell, run, monkeypatch):
+    monkeypatch.delattr(type(shell.compile), "format_code_name")  # IPython 7, which Colab and Kaggle have
+    _, printed = run("""
+        def fails(communicator):
+            return 1 / 0
+
+        from workshop_utils import on_ranks
+        try:
+            on_ranks(2, fails)
+        except Exception as error:
+            print(error)
+    """)
+    assert re.search(r'File ".+", line 2, in fails\n +return 1 / 0\n', printed)
+    assert "ZeroDivisionError" in printed
+
+
 NOTEBOOK = [
     "%load_ext workshop_utils\nimport os, signal\nfrom workshop_utils import on_ranks\n"
     "number, kernel = 20, os.getpid()",

@@ -176,7 +176,7 @@ def notebook() -> Any:
 
 def with_cells(text: str) -> str:
     """`text` with "Cell In[3], line 2" in place of the file names by which the notebook knows its cells."""
-    if (shell := notebook()) is None:
+    names = getattr(getattr(notebook(), "compile", None), "format_code_name", None)
+    if names is None:  # outside a notebook, or IPython 7, whose own tracebacks show files, too
         return text
-    names = shell.compile.format_code_name
     return re.sub(r'File "([^"\n]+)"', lambda file: " ".join(names(file[1]) or [file[0]]), text)
