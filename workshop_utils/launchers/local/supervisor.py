@@ -65,7 +65,7 @@ class Supervisor:
     def __init__(self, control: int, events: int, fork: bool) -> None:
         self._control, self._events, self._fork = control, events, fork
         os.set_blocking(events, False)
-        self._selector = selectors.DefaultSelector()
+        self._selector = selectors.PollSelector()  # without a descriptor: a fork has macOS's kqueue no more
         self._running: dict[int, str] = {}  # by process id
         self._streams: dict[
             int, tuple[str, str]
@@ -230,7 +230,6 @@ class Supervisor:
         inherited |= {descriptor for pipe in pipes.values() for descriptor in pipe}
         if self._owner is not None:
             inherited.add(self._owner)
-        self._selector.close()
         nothing = os.open(os.devnull, os.O_RDONLY)
         for source, target in ((nothing, 0), (pipes["stdout"][1], 1), (pipes["stderr"][1], 2)):
             os.dup2(source, target)
