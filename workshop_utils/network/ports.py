@@ -56,9 +56,9 @@ class PortReservation:
         holder = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
         try:
             holder.bind(("127.0.0.1", port))
-            # Something that does not know of reservations may be listening there, on any address.
+            # Something that does not know of reservations may be listening there, on any address. Not with
+            # SO_REUSEADDR, with which macOS lets one port have listeners on different addresses.
             with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as probe:
-                probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
                 probe.bind(("0.0.0.0", port))
         except OSError as error:
             holder.close()
