@@ -132,8 +132,11 @@ def framework_for(job: TrainingJob) -> str | None:
 
 
 def starter(framework: str | None) -> Callable[[int, int], None] | None:
-    """What starts processes as forks of this process's server for `framework`; None where they must start cold."""
-    if framework is None or not _server_for(framework).may_fork:
+    """What starts processes as forks of this process's server for `framework`; None where they must start cold.
+
+    On macOS they must: its own libraries start threads behind Python's back, and a fork of such a process may crash.
+    """
+    if framework is None or sys.platform != "linux" or not _server_for(framework).may_fork:
         return None
 
     def start(control: int, events: int) -> None:

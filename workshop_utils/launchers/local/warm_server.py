@@ -11,7 +11,6 @@ import select
 import signal
 import socket
 import sys
-import threading
 from collections.abc import Callable
 from pathlib import Path
 
@@ -22,13 +21,6 @@ Script = Callable[[], None]
 OPTIONAL = ("matplotlib", "pandas", "sklearn")
 # What the server says when all is imported: it may fork; or a library has started threads, so it may not.
 READY, HAS_THREADS = b"!", b"?"
-
-
-def _threads() -> int:
-    try:
-        return len(list(Path("/proc/self/task").iterdir()))
-    except OSError:
-        return threading.active_count()
 
 
 def serve(modules: list[str], supervise: Callable[[int, int], Script | None]) -> Script | None:
@@ -55,7 +47,7 @@ def serve(modules: list[str], supervise: Callable[[int, int], Script | None]) ->
         del sys.modules[module]
     gc.freeze()  # what is imported stays; a fork's garbage collector need not look at it, nor copy its pages
     # A fork copies one thread only; locks that others held would stay locked for ever.
-    connection.sendall(READY if _threads() == 1 else HAS_THREADS)
+    connection.sendall(READY if len([*Path("/proc/self/task").iterdir()]) == 1 else HAS_THREADS)
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # supervisors that have ended need no waiting for
     while True:
         ready, _, _ = select.select(heard, [], [])
