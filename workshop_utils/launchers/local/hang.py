@@ -16,8 +16,8 @@ FRAME = re.compile(r'  (?:File ")?(?P<file>[^"]+)"?, line (?P<line>\d+) in (?P<f
 def diagnosis(run: Run, process_states: Mapping[int, str]) -> str:
     """Name the workers that did not answer, or that stand elsewhere than the others, and where those wait.
 
-    `process_states` are the kernel's words by process id ("S (sleeping)", "T (stopped)"), taken just before each
-    worker was asked for its stack. A worker that has called `place.here` prints it; where it stands is the
+    `process_states` are psutil's words by process id ("sleeping", "stopped"), taken just before each worker was asked
+    for its stack. A worker that has called `place.here` prints it; where it stands is the
     innermost line of the training script.
     """
     pids = {start["worker"]: start["pid"] for start in run.starts}
@@ -32,14 +32,11 @@ def diagnosis(run: Run, process_states: Mapping[int, str]) -> str:
             sentences.append(f"{worker} never reported that it had started (`place.here()`).")
         elif position is not None:
             standing[position].append(worker)
-        elif process_states.get(pids[worker], "Z").startswith("Z"):  # gone, or a zombie that is about to be
+        elif process_states.get(pids[worker], "zombie") == "zombie":  # gone, or about to be
             ended.append(worker)
         else:
-            state = process_states[pids[worker]]
             last = f"; its last report was of step {steps[worker]}" if worker in steps else ""
-            description = re.search(r"\((.+)\)", state)  # such as "stopped" in "T (stopped)"
-            word = description[1] if description else state
-            sentences.append(f"{worker} did not answer: its process is {word}{last}.")
+            sentences.append(f"{worker} did not answer: its process is {process_states[pids[worker]]}{last}.")
     for position, workers in sorted(standing.items(), key=lambda item: len(item[1])):
         verb = "waits" if len(workers) == 1 else "wait"
         reached = {steps[worker] for worker in workers if worker in steps}

@@ -19,6 +19,8 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, BinaryIO
 
+import psutil
+
 from workshop_utils.launchers import output
 from workshop_utils.launchers.local import hang
 from workshop_utils.network.devices import host_remark
@@ -201,12 +203,22 @@ class ProcessRun(Run):
         elif event["event"] == "line":
             self._receive_line(event["name"], event["text"], event["stream"])
         elif event["event"] == "silent":
-            self._process_states = {int(pid): state for pid, state in event["processes"].items()}
+            self._ask_for_stacks(event["supervisor"])
         elif event["event"] == "ended":
             self._reservation.release()
             if self.device is not None:
                 self.remark = host_remark(self.devices, self.workers, cores())
             self._finish(*self._verdict(event))
+
+    def _ask_for_stacks(self, supervisor: int) -> None:
+        """Send SIGUSR1 to the processes that have called `place.here`, which has made them answer with their stack."""
+        asked = {start["pid"] for start in self.starts}
+        with contextlib.suppress(psutil.NoSuchProcess):
+            for process in psutil.Process(supervisor).children(recursive=True):
+                with contextlib.suppress(psutil.NoSuchProcess):
+                    self._process_states[process.pid] = process.status()
+                    if process.pid in asked:
+                        process.send_signal(signal.SIGUSR1)
 
     def _verdict(self, event: Event) -> tuple[RunState, str]:
         if event["outcome"] in ("succeeded", "stopped"):
@@ -237,8 +249,8 @@ class ProcessRun(Run):
         return f"{self.name} failed: {who} {output.how(code)}{others}. {output.last_lines(texts)}"
 
 
-def _environment_of(process: Path) -> bytes:
+def _environment_of(process: psutil.Process) -> str:
     try:
-        return (process / "environ").read_bytes()
-    except OSError:
-        return b""  # it has ended, or belongs to another user
+        return " ".join(process.environ().values())
+    except (psutil.Error, OSError):
+        return ""  # it has ended, or belongs to another user

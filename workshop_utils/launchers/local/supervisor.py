@@ -9,7 +9,7 @@ It reads one JSON line (the specification, see `run.ProcessGroup`) and writes ev
     {"event": "line", "name": ..., "stream": "stdout" | "stderr", "text": ...}
     {"event": "exited", "name": ..., "code": ..., "ours": ...}  a negative code is a signal, as in subprocess; ours:
                                                                 whether that was sent here
-    {"event": "silent", "processes": {pid: state, ...}}     at the timeout; who can is asked for its stack
+    {"event": "silent", "supervisor": ...}  its process id, at the timeout; the owner asks for stacks meanwhile
     {"event": "read", "folder": ...}    where asked for: all have ended, and the folder stays until the owner answers
     {"event": "ended", "outcome": "succeeded" | "failed" | "stopped" | "timeout", "name": ..., "code": ...}
 
@@ -256,7 +256,8 @@ class Supervisor:
                 return {"outcome": "stopped"}
             remaining = deadline - time.monotonic()
             if remaining <= 0:
-                self._ask_for_stacks()
+                self._tell({"event": "silent", "supervisor": os.getpid()})
+                self._pump_until(time.monotonic() + STACK_SECONDS, lambda: False)
                 return {"outcome": "timeout"}
             for name, code in self._pump(min(remaining, 60)):  # a year is too long for a selector
                 self._required.discard(name)
@@ -328,17 +329,6 @@ class Supervisor:
                 if descriptor in self._streams and _readable(descriptor):
                     self._report_lines(descriptor)
 
-    def _ask_for_stacks(self) -> None:
-        """Send SIGUSR1 to every process that has a handler for it (`place.here` installs one)."""
-        states = {}
-        for pid in {*self._running, *_descendants()}:
-            status = _status_of(pid)
-            states[str(pid)] = status.get("State", "gone" if sys.platform == "linux" else "alive")
-            if int(status.get("SigCgt", "0"), 16) & (1 << (signal.SIGUSR1 - 1)):
-                _kill(pid, signal.SIGUSR1)
-        self._tell({"event": "silent", "processes": states})
-        self._pump_until(time.monotonic() + STACK_SECONDS, lambda: False)
-
     # Ending
 
     def _end_everything(self) -> None:
@@ -376,14 +366,6 @@ def _kill(pid: int, number: int) -> bool:
     except (ProcessLookupError, PermissionError):
         return False  # it has ended in between, which is what we want
     return True
-
-
-def _status_of(pid: int) -> dict[str, str]:
-    try:
-        lines = Path(f"/proc/{pid}/status").read_text(errors="replace").splitlines()
-    except OSError:
-        return {}
-    return {key: value.strip() for key, _, value in (line.partition(":") for line in lines)}
 
 
 def _descendants() -> list[int]:
