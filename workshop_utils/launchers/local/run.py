@@ -144,14 +144,15 @@ class ProcessGroup:
     def _end_what_was_abandoned(self) -> None:
         """Do what the supervisor would have done, had it not been killed.
 
-        The kernel has ended its children by now. What those had started is known by the scratch folder's name,
-        which is in the environment that it inherited.
+        Linux has ended its children by now. They, and what they had started, are known by the scratch folder's name,
+        which is in the environment that they inherited.
         """
-        mark = os.fsencode(self._scratch)
-        while abandoned := [each for each in Path("/proc").glob("[0-9]*") if mark in _environment_of(each)]:
+        while abandoned := [
+            each for each in psutil.process_iter() if str(self._scratch) in _environment_of(each)
+        ]:
             for process in abandoned:
-                with contextlib.suppress(ProcessLookupError, PermissionError):
-                    os.kill(int(process.name), signal.SIGKILL)
+                with contextlib.suppress(psutil.Error):
+                    process.kill()
             time.sleep(0.02)
         deadline = time.monotonic() + REMOVING_SECONDS
         # Until none of them, which die now, makes a file in it any more.
