@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import importlib.util
 import multiprocessing
 import os
 import re
@@ -96,6 +97,17 @@ def pytest_ignore_collect(collection_path, config):
 def _refuse_in_light_tests(event, arguments):
     if _light_test and (event in STARTS or (event == "import" and arguments[0] in FRAMEWORKS)):
         pytest.fail(f"{_light_test} needs pytest.mark.processes: {event} of {arguments[0]}")
+
+
+def with_horovod(*values, **options):
+    """`values` as a parameter of a test, which is skipped without Horovod if the first is called after it."""
+    return pytest.param(*values, **options, marks=pytest.mark.horovod if "horovod" in values[0] else ())
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtest_setup(item):
+    if item.get_closest_marker("horovod") and importlib.util.find_spec("horovod") is None:
+        pytest.skip("Horovod is not installed: `workshop install horovod` compiles it")
 
 
 @pytest.hookimpl(wrapper=True)

@@ -15,7 +15,7 @@ from pathlib import Path
 import psutil
 import pytest
 from adapter import ROOT
-from conftest import eventually, marked_processes, network_namespaces, shared_memory
+from conftest import eventually, marked_processes, network_namespaces, shared_memory, with_horovod
 
 pytestmark = [
     pytest.mark.processes,
@@ -128,14 +128,14 @@ class Command:
         return f"{self.out.read_text()[-2000:]}\n{self.err.read_text()[-2000:]}"
 
 
-@pytest.mark.parametrize("strategy", SHORT)
+@pytest.mark.parametrize("strategy", map(with_horovod, SHORT))
 def test_a_run_that_ends_leaves_nothing(strategy, tmp_path):
     command = Command(tmp_path, *SHORT[strategy])
     assert command.process.wait(START_SECONDS) == 0, command.said()
     assert "succeeded" in command.out.read_text()
 
 
-@pytest.mark.parametrize("strategy", SHORT)
+@pytest.mark.parametrize("strategy", map(with_horovod, SHORT))
 def test_a_killed_rank_is_named_and_takes_all_others_with_it(strategy, tmp_path):
     command = Command(tmp_path, *ENDLESS[strategy])
     os.kill(command.wait_until_it_trains()[1], signal.SIGKILL)
@@ -153,7 +153,7 @@ NETWORK = ("--network", "100Mbit")
 @pytest.mark.parametrize(
     ("strategy", "sent", "network"),
     [
-        *((strategy, signal.SIGKILL, ()) for strategy in ENDLESS),
+        *(with_horovod(strategy, signal.SIGKILL, ()) for strategy in ENDLESS),
         ("ring", signal.SIGTERM, ()),
         *((strategy, signal.SIGINT, ()) for strategy in ("ring", "mpi")),
         *(("ring", sent, NETWORK) for sent in (signal.SIGINT, signal.SIGKILL)),

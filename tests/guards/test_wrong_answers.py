@@ -144,7 +144,13 @@ def among_the_notebooks(monkeypatch):
 @pytest.mark.parametrize(
     ("lesson", "exercise", "answer"),
     [
-        pytest.param(lesson, exercise, answer, id=f"{lesson}-{exercise.removeprefix('exercise-')}-{number}")
+        pytest.param(
+            lesson,
+            exercise,
+            answer,
+            id=f"{lesson}-{exercise.removeprefix('exercise-')}-{number}",
+            marks=pytest.mark.horovod if exercise == "exercise-keras" else (),
+        )
         for lesson, answers in WRONG.items()
         for exercise, wrong in answers.items()
         for number, answer in enumerate(wrong)

@@ -11,7 +11,7 @@ from workshop_utils.training import data, horovod_timeline
 
 EPOCHS, BATCH, RATE, HIDDEN, IMAGES = 2, 16, 0.2, 64, 1500
 
-pytestmark = [pytest.mark.processes, pytest.mark.usefixtures("nothing_is_left")]
+pytestmark = [pytest.mark.processes, pytest.mark.horovod, pytest.mark.usefixtures("nothing_is_left")]
 
 
 def expectation(workers):

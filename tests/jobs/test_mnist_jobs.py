@@ -6,6 +6,7 @@ import math
 import numpy as np
 import pytest
 import torch
+from conftest import with_horovod
 from launching import job_of, killed, launched
 from torch.nn.functional import cross_entropy
 
@@ -54,7 +55,7 @@ def steps_of_rank_0(run):
         ),
         pytest.param("mnist_torch_ddp", 4, EVERYTHING, {}, id="DDP"),
         pytest.param("mnist_torch_ddp/fsdp.yaml", 2, {**EVERYTHING, "epochs": 2}, {}, id="FSDP"),
-        pytest.param("mnist_horovod", 4, EVERYTHING, UNFUSED, id="Horovod without fusion"),
+        with_horovod("mnist_horovod", 4, EVERYTHING, UNFUSED, id="Horovod without fusion"),
     ],
 )
 def test_a_killed_run_resumes_to_the_bits_of_an_uninterrupted_one(
@@ -89,7 +90,7 @@ def test_any_number_of_workers_goes_on_with_what_fsdp_has_sharded(tmp_path):
     np.testing.assert_allclose(weights(tmp_path / "four"), weights(tmp_path / "whole"), rtol=0, atol=2e-5)
 
 
-@pytest.mark.parametrize("name", ["mnist_torch_ddp", "mnist_horovod"])
+@pytest.mark.parametrize("name", map(with_horovod, ["mnist_torch_ddp", "mnist_horovod"]))
 def test_a_run_with_checkpoints_ends_again_and_refuses_another_run(name, tmp_path):
     saved = tmp_path / "saved"
     arguments = {"batch_size": 30, "epochs": 1, "checkpoint_steps": 10, "learning_rate": 0.1}
@@ -149,8 +150,8 @@ FROM_NOTHING = (torch.optim.AdamW, lambda step: 0.005 * min(1, step / 10) * half
         ("mnist_torch_ddp", "torch_ddp", 2, {"parallel": "ddp", "bucket_bytes": 4000}, TO_TWICE),
         ("mnist_torch_ddp", "torch_ddp", 2, {"parallel": "fsdp"}, TO_TWICE),
         ("mnist_torch_ddp/fsdp.yaml", "torch_ddp", 2, {}, FROM_NOTHING),
-        ("mnist_horovod", "horovod", 2, {}, TO_TWICE),
-        ("mnist_horovod", "mpi", 2, {}, TO_TWICE),
+        with_horovod("mnist_horovod", "horovod", 2, {}, TO_TWICE),
+        with_horovod("mnist_horovod", "mpi", 2, {}, TO_TWICE),
     ],
 )
 def test_workers_shuffle_accumulate_clip_and_warm_up_as_one_process_with_the_whole_batch(

@@ -7,6 +7,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from conftest import with_horovod
 from launching import JOBS, MPI
 
 from workshop_utils.jobs import TrainingJob, imports
@@ -114,7 +115,7 @@ def test_a_script_runs_alone_where_no_launcher_has_set_anything(job, variables):
     ("job", "program", "options"),
     [
         ("mnist_torch_ddp", "torchrun", ["--standalone", "--nproc-per-node", "2", "--no-python"]),
-        ("mnist_horovod", "horovodrun", ["--gloo", "-np", "2"]),
+        with_horovod("mnist_horovod", "horovodrun", ["--gloo", "-np", "2"]),
         ("digits_ring", "mpirun", [*MPI, "-n", "2"]),
     ],
 )

@@ -38,8 +38,8 @@ def test_each_worker_computes_as_long_as_its_device_and_the_slow_one_longer(stra
 
 
 @pytest.mark.processes
+@pytest.mark.horovod
 def test_ranks_of_horovod_compute_on_their_devices():
-    pytest.importorskip("horovod")
     job = TrainingJob.load(JOBS / "mnist_horovod").replace(arguments={"epochs": 1})
     run = Local(warm=True, emulated_device="50ms").launch(job).wait(120)
     assert {device["worker"] for device in run.devices} == set(run.workers)

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from conftest import eventually, marked_processes
+from conftest import eventually, marked_processes, with_horovod
 
 from workshop_utils import on_ranks, place
 from workshop_utils.comm.ring import ring_all_reduce, ring_bytes_sent
@@ -94,7 +94,11 @@ def sum_in_tensorflow(strategy):
 
 @pytest.mark.parametrize(
     ("framework", "program"),
-    [("torch", sum_in_torch), ("horovod", sum_in_horovod), ("tensorflow", sum_in_tensorflow)],
+    [
+        ("torch", sum_in_torch),
+        with_horovod("horovod", sum_in_horovod),
+        ("tensorflow", sum_in_tensorflow),
+    ],
 )
 def test_a_framework_has_its_process_group_and_the_kernel_counts_its_bytes(framework, program):
     results = on_ranks(2, program, framework=framework)

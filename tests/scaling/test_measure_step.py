@@ -1,6 +1,7 @@
 """The job that a scale model launches: four strategies take the very same steps."""
 
 import pytest
+from conftest import with_horovod
 
 from workshop_utils.jobs import TrainingJob
 from workshop_utils.launchers.local import Local
@@ -25,10 +26,8 @@ def by_ring():
     return losses("ring")
 
 
-@pytest.mark.parametrize("strategy", ["workshop_parameter_server", "torch_ddp", "horovod"])
+@pytest.mark.parametrize("strategy", map(with_horovod, ["workshop_parameter_server", "torch_ddp", "horovod"]))
 def test_a_model_of_given_layers_takes_the_very_same_steps_by_all_strategies(by_ring, strategy):
-    if strategy == "horovod":
-        pytest.importorskip("horovod")
     assert len(by_ring) == 6
     assert by_ring[-1] < by_ring[0]  # it learns
     assert losses(strategy) == pytest.approx(by_ring, rel=1e-5)

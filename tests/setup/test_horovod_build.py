@@ -8,7 +8,6 @@ import subprocess
 import sys
 import sysconfig
 import tarfile
-import zipfile
 from hashlib import sha256
 from pathlib import Path
 
@@ -168,25 +167,14 @@ def test_a_given_wheel_is_refused_in_one_sentence_unless_it_is_for_this_environm
     page = tmp_path / "horovod-0.28.1-py3-none-any.whl"
     page.write_text("Not found")
     refused = {tmp_path / "nowhere.whl": "does not exist", page: "is no wheel of Horovod"}
+    refused[tmp_path / wheel.name.replace("horovod", "other")] = "is no wheel of Horovod"
     recipe = r"horovod-0\.28\.1\+(tensorflow.+)\.(torch.+)\.(openmpi.+)\.(build\w+)-(cp\d+)-cp\d+-(\w+)\.whl"
-    *fields, python, system = re.fullmatch(recipe, wheel.name).groups()
-    for value in (
-        "horovod",
-        *fields,
-        python,
-        system,
-    ):  # tags are in the file's name, the others inside as well
-        name = wheel.name.replace(value, f"{value}9", 1) if value in (python, system) else wheel.name
-        other = tmp_path / value / name
-        other.parent.mkdir()
-        with zipfile.ZipFile(wheel) as old, zipfile.ZipFile(other, "w") as new:
-            for member in old.namelist():
-                new.writestr(member.replace(value, f"{value}9", 1), old.read(member))
-        is_field = value != "horovod"
-        refused[other] = (
-            f"was built for {value}9; this environment has {value}" if is_field else "is no wheel of Horovod"
-        )
+    for value in re.fullmatch(recipe, wheel.name).groups():
+        changed = tmp_path / wheel.name.replace(value, f"{value}9", 1)
+        refused[changed] = f"was built for {value}9; this environment has {value}"
     for path, reason in refused.items():
+        if not path.exists() and "nowhere" not in path.name:
+            path.write_bytes(wheel.read_bytes())
         name = path.name if "built for" in reason else path
         assert machine.install(path) == ("1\n", f"Horovod was not installed. {name} {reason}\n")
     assert machine.installed() == installed

@@ -172,6 +172,7 @@ def test_gloo_sends_what_the_formula_says_and_less_than_two_kilobytes_of_headers
 
 
 @pytest.mark.processes
+@pytest.mark.horovod
 def test_horovods_bytes_hold_the_tensor_s():
     def program(hvd):
         import torch

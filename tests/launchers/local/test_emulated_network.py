@@ -10,7 +10,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from conftest import marked_processes
+from conftest import marked_processes, with_horovod
 
 from workshop_utils.jobs import JobError, TrainingJob
 from workshop_utils.launchers.local import Local
@@ -176,16 +176,15 @@ def test_ranks_that_mpirun_starts_cannot_have_networks_of_their_own(make_job):
 
 
 @pytest.mark.parametrize(
-    ("name", "package"),
+    "name",
     [
-        ("mnist_torch_ddp", "torch"),
-        ("mnist_horovod", "horovod"),
-        ("mnist_tensorflow", "tensorflow"),
-        ("mnist_tensorflow/parameter_server.yaml", "tensorflow"),
+        "mnist_torch_ddp",
+        with_horovod("mnist_horovod"),
+        "mnist_tensorflow",
+        "mnist_tensorflow/parameter_server.yaml",
     ],
 )
-def test_every_framework_trains_in_it(name, package):
-    pytest.importorskip(package)
+def test_every_framework_trains_in_it(name):
     job = TrainingJob.load(JOBS / name).replace(workers=2, arguments={"epochs": 1}, timeout="4min")
     run = Local(network=Network.parse("100Mbit"), warm=True).launch(job).wait()
     assert run.state is RunState.SUCCEEDED

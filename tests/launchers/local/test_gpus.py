@@ -131,8 +131,8 @@ def test_workers_see_on_their_start_what_was_dealt_out(warm, make_job, gpus):
 
 
 @pytest.mark.processes
+@pytest.mark.horovod
 def test_the_workers_of_elastic_horovod_see_one_gpu_each(make_job, gpus):
-    pytest.importorskip("horovod")
     gpus(2)
     job = make_job(LOOK, strategy="horovod_elastic", workers=2, resources={"gpu": 1})
     assert seen(Local().launch(job)) == {"worker-0": ("0", None), "worker-1": ("1", None)}

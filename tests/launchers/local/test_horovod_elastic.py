@@ -1,6 +1,5 @@
 """Elastic Horovod: workers die and come, the job goes on, and nothing of it is left."""
 
-import importlib.util
 import io
 import os
 import pickle
@@ -21,16 +20,11 @@ pytestmark = pytest.mark.processes
 JOB = Path(__file__).parents[3] / "jobs" / "digits_horovod_elastic"
 PATIENCE_SECONDS = 120.0
 
-needs_horovod = pytest.mark.skipif(
-    importlib.util.find_spec("horovod") is None,
-    reason="Horovod is not installed: `workshop install-horovod` builds it",
-)
-
 
 # What comes through a socket
 
 
-@needs_horovod
+@pytest.mark.horovod
 def test_an_address_is_read_and_code_in_its_place_is_not_run(tmp_path):
     from workshop_utils.launchers.local.horovod_elastic import PlainUnpickler
 
@@ -75,7 +69,7 @@ def listening_addresses(watch):
     return found
 
 
-@needs_horovod
+@pytest.mark.horovod
 @pytest.mark.usefixtures("nothing_is_left")
 def test_a_worker_is_killed_the_others_train_on_and_another_joins(watch, tmp_path):
     arguments = {"steps": 1000, "step-seconds": 0.02}
@@ -102,7 +96,7 @@ def test_a_worker_is_killed_the_others_train_on_and_another_joins(watch, tmp_pat
     assert run.state is RunState.STOPPED
 
 
-@needs_horovod
+@pytest.mark.horovod
 @pytest.mark.usefixtures("nothing_is_left")
 def test_the_killed_worker_may_be_rank_0_and_the_run_ends_well(tmp_path):
     arguments = {"steps": 80, "step-seconds": 0.02}
@@ -118,7 +112,7 @@ def test_the_killed_worker_may_be_rank_0_and_the_run_ends_well(tmp_path):
     assert (tmp_path / "model.pt").is_file()
 
 
-@needs_horovod
+@pytest.mark.horovod
 @pytest.mark.usefixtures("nothing_is_left")
 def test_when_every_worker_fails_the_run_does_and_shows_the_scripts_own_mistake(make_job):
     job = make_job("""

@@ -9,9 +9,7 @@ from conftest import eventually
 from workshop_utils.launchers.local.environment import PROGRAMS
 from workshop_utils.network.ports import PortReservation
 
-pytestmark = pytest.mark.processes
-
-pytest.importorskip("horovod")
+pytestmark = [pytest.mark.processes, pytest.mark.horovod]
 
 
 @pytest.fixture(scope="module")
