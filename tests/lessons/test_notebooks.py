@@ -13,7 +13,7 @@ import pytest
 from lesson_kinds import best_verdict
 from PIL import Image, ImageColor, ImageDraw
 
-from workshop_utils.lessons import freshness
+from workshop_utils.lessons import freshness, without_horovod
 from workshop_utils.lessons.checks.choice import WIDGET_VIEW
 
 NOTEBOOKS = sorted((Path(__file__).parents[2] / "notebooks").glob("*.ipynb"))
@@ -52,6 +52,7 @@ def test_outputs_hold_no_errors_warnings_widgets_or_paths_of_a_machine_and_light
         data = output.get("data", {})
         assert output.output_type != "error", source
         assert output.get("name") != "stderr", output.get("text")
+        assert without_horovod.RECORDED not in output.get("text", ""), "refresh it where Horovod is installed"
         assert WIDGET_VIEW not in data, source
         shown = {kind: text for kind, text in data.items() if not kind.startswith("image/")}
         assert not MACHINE_PATH.search(json.dumps([output.get("text", ""), shown])), source

@@ -164,13 +164,11 @@ def install(wheel: Path | None = None) -> None:
 
 def _check(wheel: Path, here: str) -> None:
     """Raise `SetupError` if this is no wheel of Horovod, or not `here` what it says that it was built for."""
-    inside = zipfile.ZipFile(wheel).namelist() if zipfile.is_zipfile(wheel) else []
-    name = re.findall(r"^(horovod-.+?)\.dist-info/", "\n".join(inside), re.MULTILINE)
-    if not name or not wheel.match("*-*-*-*.whl"):
+    if not re.fullmatch(r"horovod-.+-.+-.+-.+\.whl", wheel.name) or not zipfile.is_zipfile(wheel):
         raise SetupError(f"{wheel} {'is no wheel of Horovod' if wheel.exists() else 'does not exist'}")
-    fields, tags = re.compile(r"[-+]|\.(?=torch|openmpi|build)"), wheel.stem.split("-")[-3:]
-    for theirs, ours in zip([*fields.split(name[0]), *tags], fields.split(here), strict=False):
-        if theirs != ours and "+tensorflow" in name[0]:
+    fields = re.compile(r"[-+]|\.(?=torch|openmpi|build)")
+    for theirs, ours in zip(fields.split(wheel.stem), fields.split(here), strict=False):
+        if theirs != ours and "+tensorflow" in wheel.name:
             raise SetupError(f"{wheel.name} was built for {theirs}; this environment has {ours}")
 
 

@@ -35,6 +35,7 @@ from __future__ import annotations
 
 import copy
 import functools
+import sys
 import traceback
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -249,3 +250,7 @@ def _same(got: Any, other: Any) -> bool:
 
 
 install.mention()  # a lesson begins by importing its checks
+if "IPython" in sys.modules and (shell := sys.modules["IPython"].get_ipython()):
+    from workshop_utils.lessons import without_horovod
+
+    without_horovod.register(shell)

@@ -24,6 +24,7 @@ from workshop_utils.lessons.checks import (
 )
 from workshop_utils.lessons.checks.open_question import question
 from workshop_utils.lessons.checks.processes import values_on_ranks
+from workshop_utils.lessons.without_horovod import HOW, call, has_horovod
 from workshop_utils.parallel import adasum
 
 # Of the two conversions; momentum is Keras's alone.
@@ -155,9 +156,7 @@ def convert_pytorch(answer: Callable[..., Any]) -> str:
     """`answer(hvd, model, dataset, rate, epochs, save)` trains on N ranks as one process on N times the batch."""
     for size in (2, 3):
         where = f"on {size} ranks"
-        ranks = values_on_ranks(
-            where, size, _convert_pytorch, {"answer": answer}, framework="horovod", timeout="15s"
-        )
+        ranks = values_on_ranks(where, size, **call(_convert_pytorch, {"answer": answer}), timeout="15s")
         differ = any(_distance(rank.last, ranks[0].last) > TOLERANCE for rank in ranks)
         if differ and not any(
             rank.uses_horovod for rank in ranks
@@ -300,6 +299,8 @@ def _judge_ends(where: str, ranks: Sequence[_Trained]) -> None:
 @exercise
 def convert_keras(answer: Callable[..., tuple[Any, Any]]) -> str:
     """`answer(hvd, keras)`: an optimizer class that averages gradients, and a callback class that broadcasts."""
+    if not has_horovod():
+        raise NotYet(f"this check trains with Horovod, which is not installed: {HOW}.")
     for size in (2, 3):
         where = f"on {size} ranks"
         arguments = {"answer": answer, "imports": "tensorflow"}  # Horovod's part for TensorFlow

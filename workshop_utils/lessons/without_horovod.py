@@ -1,0 +1,133 @@
+"""The lessons on a machine without Horovod: its names over PyTorch's process group, and recorded outputs.
+
+    on_horovod(4, program)          # program(hvd) on four ranks
+
+A cell whose first line is the comment `# needs Horovod` runs as any other where Horovod is installed. Elsewhere it
+shows the outputs that it has in the committed lesson (`register`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from importlib.machinery import PathFinder
+from types import SimpleNamespace
+from typing import Any
+
+from workshop_utils.ranks import on_ranks
+from workshop_utils.ranks.results import Results
+
+MARK = "# needs Horovod"
+HOW = (
+    "`workshop install horovod` compiles it in minutes (on Linux or macOS with a C++ compiler), "
+    "`workshop install-horovod --wheel FILE` installs one that is built"
+)
+RECORDED = "Recorded with Horovod, which is not installed here (`workshop install horovod`):"
+
+
+def has_horovod() -> bool:
+    # Without the finder that would wait for it while it is being compiled.
+    return PathFinder.find_spec("horovod") is not None
+
+
+class HorovodOverTorch:
+    """What lesson 05 uses of `horovod.torch`, over PyTorch's process group: the same results, but nothing is fused."""
+
+    Average, Sum = "mean", "sum"
+    Compression = SimpleNamespace(none=None, fp16="float16")
+
+    def __init__(self, dist: Any) -> None:
+        self._dist, self.barrier = dist, dist.barrier
+        self.rank = self.local_rank = dist.get_rank
+        self.size = self.local_size = dist.get_world_size
+
+    def allreduce(
+        self, tensor: Any, name: str | None = None, compression: str | None = None, op: str = Average
+    ) -> Any:
+        import torch
+
+        total = tensor.to(getattr(torch, compression) if compression else tensor.dtype, copy=True)
+        self._dist.all_reduce(total)
+        return total.to(tensor.dtype) / (self.size() if op == self.Average else 1)
+
+    def broadcast_parameters(self, parameters: Mapping[str, Any], root_rank: int) -> None:
+        for tensor in parameters.values():
+            self._dist.broadcast(tensor, root_rank)
+
+    def broadcast_optimizer_state(self, optimizer: Any, root_rank: int) -> None:
+        state = [optimizer.state_dict()]
+        self._dist.broadcast_object_list(state, root_rank)
+        optimizer.load_state_dict(state[0])
+
+    def DistributedOptimizer(self, optimizer: Any, named_parameters: Any, **options: Any) -> Any:  # noqa: N802
+        """An optimizer over the same parameters; its `step` all-reduces their gradients first."""
+        wrapped = type(optimizer)(optimizer.param_groups, **optimizer.defaults)
+        parameters = [each for _, each in named_parameters]
+
+        def average(*_: Any) -> None:
+            for each in parameters:
+                each.grad = self.allreduce(each.grad, **options)
+
+        wrapped.register_step_pre_hook(average)
+        return wrapped
+
+
+def over_torch(dist: Any, program: Callable[..., Any], **arguments: Any) -> Any:
+    """On a rank: `program(hvd, **arguments)`, where `hvd` speaks through PyTorch's process group `dist`."""
+    return program(HorovodOverTorch(dist), **arguments)
+
+
+def call(program: Callable[..., Any], arguments: Mapping[str, Any]) -> dict[str, Any]:
+    """For `on_ranks`, what calls `program(hvd, **arguments)` with Horovod or, where that is missing, its names."""
+    if has_horovod():
+        return {"program": program, "arguments": dict(arguments), "framework": "horovod"}
+    return {"program": over_torch, "arguments": {"program": program, **arguments}, "framework": "torch"}
+
+
+def on_horovod(
+    ranks: int,
+    program: Callable[..., Any],
+    arguments: Mapping[str, Any] | None = None,
+    network: str | None = None,
+) -> Results:
+    """`on_ranks(…, framework="horovod")`; without Horovod PyTorch's process group under the same names."""
+    return on_ranks(ranks, **call(program, arguments or {}), network=network)
+
+
+def say_if_missing() -> None:
+    if not has_horovod():
+        print(
+            "Horovod is not installed: cells that need it show recorded outputs, the others train over PyTorch's "
+            f"process group, under Horovod's names; {HOW}."
+        )
+
+
+def register(shell: Any) -> None:
+    """Let the notebook `shell` show recorded outputs in place of running cells that need Horovod, if it is missing."""
+    if _recorded_instead not in shell.input_transformers_cleanup:
+        shell.input_transformers_cleanup.append(_recorded_instead)
+
+
+def _recorded_instead(lines: list[str]) -> list[str]:
+    if lines and lines[0].strip() == MARK and not has_horovod():
+        return [f"from {__name__} import show_recorded; show_recorded({''.join(lines)!r})\n"]
+    return lines
+
+
+def show_recorded(source: str) -> None:
+    """Display the outputs of the committed cell with this `source`."""
+    from IPython.display import display
+
+    from workshop_utils.lessons import selection
+
+    for path in sorted((selection.lessons_folder() / selection.NOTEBOOKS).glob(selection.LESSONS)):
+        for cell in selection.read_notebook(path).cells if MARK in path.read_text(encoding="utf-8") else ():
+            if cell.cell_type == "code" and cell.source.strip() == source.strip():
+                if cell.outputs:
+                    print(RECORDED)
+                for output in cell.outputs:
+                    if output.output_type == "stream":
+                        print(output.text, end="")
+                    else:
+                        display(output.data, raw=True)
+                return
+    print(f"This cell needs Horovod, which is not installed: {HOW}.")
