@@ -1,8 +1,6 @@
-"""The ways to the environment (conda, dev container, make) lead to that of pyproject.toml."""
+"""The ways to the environment (conda, make) lead to that of pyproject.toml."""
 
-import json
 import os
-import re
 import subprocess
 from pathlib import Path
 
@@ -21,7 +19,7 @@ def commands_of(*arguments):
     return subprocess.run(words, cwd=ROOT, env=environment, capture_output=True, text=True).stdout
 
 
-# conda, dev container
+# conda
 
 
 def test_conda_gets_what_pyproject_requires():
@@ -29,15 +27,6 @@ def test_conda_gets_what_pyproject_requires():
     python, _, packages = dependencies
     assert int(python.removeprefix("python=3.")) in bootstrap.supported_python(ROOT)[1]
     assert packages["pip"][-1] == "-e .[all,test]"
-
-
-def test_the_dev_container_has_a_supported_python_and_sets_up():
-    container = json.loads((ROOT / ".devcontainer" / "devcontainer.json").read_text())
-    version = re.fullmatch(r"python:3\.(\d+)-\w+", container["image"])
-    assert int(version[1]) in bootstrap.supported_python(ROOT)[1]
-    assert container["postCreateCommand"].endswith("make setup")
-    # As `workshop doctor` asks for.
-    assert int(container["hostRequirements"]["memory"].removesuffix("gb")) >= 6
 
 
 # make
