@@ -52,8 +52,11 @@ def install(extras: Sequence[str], *, in_background: bool = False) -> None:
         if find_spec("torch") is None:
             arguments += pytorch_arguments(python)
         wanted = f"workshop-utils[{','.join(extras)}]"
-        log_file = output if in_background else None
-        run_uv(python, "pip", "install", "--python", str(python), wanted, *arguments, log=log_file)
+        command = ["pip", "install", "--python", str(python), wanted, *arguments]
+        if in_background:
+            run_uv(python, *command, "--color", "never", log=output)
+        else:
+            run_uv(python, *command)
         if "horovod" in extras:
             horovod_build.install()
 
@@ -121,7 +124,7 @@ def wait_while(is_busy: Callable[[], bool], then: str) -> None:
         line = f"{in_progress() or 'Installing packages'}. {then}."
         width = max(width, len(line))
         print(f"\r{line:<{width}}", end="", flush=True)
-        time.sleep(0.5)
+        time.sleep(1)
     if width:
         print(f"\r{'The installation has ended.':<{width}}", flush=True)
     importlib.invalidate_caches()
