@@ -7,7 +7,13 @@ Start reading at `jobs` (what to run), `strategies` (how workers co-operate) and
 In a notebook, `%load_ext workshop_utils` brings the cell magic %%ranks.
 """
 
+import sys
 from typing import TYPE_CHECKING, Any
+
+if sys.platform == "win32":
+    raise ImportError(
+        "the workshop does not run on Windows itself: use WSL2 or the container (docs/setup.md)"
+    )
 
 if TYPE_CHECKING:
     from workshop_utils.ranks import on_ranks as on_ranks
