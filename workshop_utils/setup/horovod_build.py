@@ -183,7 +183,8 @@ def _build(wheel: Path) -> None:
         variables = {"PYTHON": sys.executable, "RECIPE": this_recipe(), "TMPDIR": work}
         variables["MAKEFLAGS"] = f"-j{compilers}"  # not those of the `make` that started this process
         run_logged(["sh", str(SCRIPT)], _log(), "Horovod: compiling", os.environ | variables)
-        shutil.copyfile(*Path(work).glob("*.whl"), wheel.with_suffix(".unfinished"))
+        (built,) = Path(work).glob("*.whl")
+        shutil.copyfile(built, wheel.with_suffix(".unfinished"))
     wheel.with_suffix(".unfinished").rename(wheel)
 
 
