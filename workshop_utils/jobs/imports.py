@@ -31,9 +31,10 @@ PLACES_TENSORS = re.compile(
 HIDES_GPUS = re.compile(r"\w+(\.\w+)*\.set_visible_devices\(\[\], 'GPU'\)")
 
 
-def imported(script: Path) -> dict[str, set[str]]:
+def imported(script: Path, *, always: bool = False) -> dict[str, set[str]]:
     """The modules that `script` imports anywhere, each with the names that are taken from it.
 
+    With `always` only those that it cannot do without: not in a function, a condition or a `try`.
     A script that cannot be read or parsed imports none: where it runs, Python shows its own message.
     """
     try:
@@ -41,7 +42,7 @@ def imported(script: Path) -> dict[str, set[str]]:
     except (OSError, SyntaxError):
         return {}
     modules: dict[str, set[str]] = defaultdict(set)
-    for node in ast.walk(tree):
+    for node in tree.body if always else ast.walk(tree):
         if isinstance(node, ast.Import):
             for alias in node.names:
                 modules[alias.name] |= set()

@@ -116,8 +116,9 @@ def launch(
         timeout=timeout,
     )
     server, files = packing.server_for(call, framework), {"request": packing.request(call, framework, cell)}
-    request = Local(network=link, emulated_device=emulated_device).reserve(job, framework or server)
+    local = Local(network=link, emulated_device=emulated_device)
     await_packages(job)
+    request = local.reserve(job, framework or server)
     warm.starter(server)  # may import a framework for seconds, so an interrupt is not deferred yet
     with contextlib.ExitStack() as cleanup:
         with _interrupts_deferred():

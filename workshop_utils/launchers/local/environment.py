@@ -146,14 +146,21 @@ def mpirun_program(reason: str) -> str:
 
 
 def await_packages(job: TrainingJob) -> None:
-    """Wait for the job's packages, if they are being installed. Raises JobError if its strategy's is missing."""
+    """Wait for the job's packages, if they are being installed. Raises JobError if one that it needs is missing."""
     framework = FRAMEWORK_OF.get(job.strategy)
-    named = packages(imported(job.script_path)) | ({framework} if framework else set())
+    required = packages(imported(job.script_path, always=True)) | ({framework} if framework else set())
+    named = packages(imported(job.script_path)) | required
     absent = [module for module in named & optional.EXTRAS.keys() if find_spec(module) is None]
     if absent:
         from workshop_utils.setup import install  # here, since few jobs need it
 
         install.wait_while(lambda: install.in_progress() is not None, "The job starts when that is finished")
-        if framework in absent and find_spec(framework) is None:
-            brings = f"`workshop install {optional.EXTRAS[framework]}` brings it"
-            raise JobError(f"strategy is {job.strategy!r}, but {framework} is not installed; {brings}")
+        for module in sorted(required.intersection(absent)):
+            if find_spec(module) is None:
+                needs = (
+                    f"strategy is {job.strategy!r}"
+                    if module == framework
+                    else f"{job.script} imports {module}"
+                )
+                brings = f"`workshop install {optional.EXTRAS[module]}` brings it"
+                raise JobError(f"{needs}, but {module} is not installed; {brings}")

@@ -182,8 +182,8 @@ class Local:
         Raises:
             JobError: as `render` does; nothing has been started then.
         """
-        request = self.reserve(job)
         await_packages(job)
+        request = self.reserve(job)
         sources = {f"source/{name}": text for name, text in shipped(job).items()}
         return start(request, ProcessRun, sources, warm.framework_for(job) if self.warm else None)
 
