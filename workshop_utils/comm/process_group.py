@@ -23,6 +23,10 @@ from workshop_utils.training.tf_cluster import leave_last
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
 os.environ.setdefault("TF_ENABLE_ONEDNN_OPTS", "0")
 
+# PyTorch's groups until the process ends. In PyTorch 2.6 a destructor of gloo's holds the interpreter's lock
+# and waits for a thread, which may want that lock to let go of its last tensor.
+_left: list[Any] = []
+
 
 @contextlib.contextmanager
 def process_group(framework: str | None = None) -> Iterator[Any]:
@@ -86,6 +90,7 @@ def _torch_group(backend: str) -> Iterator[Any]:
     # Once all have met again, gloo's threads hold no tensor any more; otherwise a rank may abort as it leaves.
     if distributed.is_initialized():  # a program may have left by itself, as scripts do
         distributed.barrier()
+        _left.extend(distributed.distributed_c10d._world.pg_map)
         distributed.destroy_process_group()
 
 
