@@ -21,6 +21,11 @@ def test_a_process_that_is_bound_to_one_core_has_one():
     assert machine.cores() == len(os.sched_getaffinity(0))
 
 
+def test_where_no_process_can_be_bound_to_cores_all_of_them_count(monkeypatch):
+    monkeypatch.delattr(os, "sched_getaffinity")  # as on macOS
+    assert machine.cores() == os.cpu_count()
+
+
 @pytest.mark.parametrize(
     ("listed", "visible"),
     [(None, "01"), ("1, 0", "10"), ("0,5,1", "0"), ("0,1,0", ""), ("-1", ""), ("", ""), ("MIG-7", ["MIG-7"])],

@@ -67,3 +67,6 @@ def test_pytorch_comes_in_its_cpu_build_where_no_gpu_is_and_its_index_can_be_rea
     python = program(tmp_path / "python", f'test "$2" != uv || {{ {uv}; }}')  # as in `python -m uv`
     assert packages.pytorch_arguments(python) == arguments
     assert report in capsys.readouterr().err
+    monkeypatch.setattr(packages.platform, "system", lambda: "Darwin")  # for which there is one build
+    assert packages.pytorch_arguments(python) == []
+    assert capsys.readouterr().err == ""

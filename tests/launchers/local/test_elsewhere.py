@@ -23,7 +23,7 @@ from workshop_utils.launchers.local import Local, launcher
 from workshop_utils.ranks import RanksFailed
 from workshop_utils.runs import RunFailed
 from workshop_utils.scaling.experiment import machine
-from workshop_utils.training.emulated_device import SHORTEST_WAIT_SECONDS
+from workshop_utils.training.emulated_device import SHORTEST_WAIT_SECONDS, computing
 
 TESTS = Path(__file__).parents[2]
 JOBS = TESTS.parent / "jobs"
@@ -99,6 +99,8 @@ def functions_and_cells_run():
 
     def summed(communicator):
         array = np.ones(1000)
+        with computing():
+            pass
         ring_all_reduce(communicator, array)
         return array[0]
 
@@ -110,8 +112,9 @@ def functions_and_cells_run():
             dist.all_reduce(array)
         return float(array[0]), math.isnan(counted.sent)
 
-    results = on_ranks(3, summed)
+    results = on_ranks(3, summed, emulated_device="50ms")
     assert (results.values, results.warm, results[0].messages) == ([3.0] * 3, False, 4)
+    assert min(each.seconds for each in results) >= 0.05
     results = on_ranks(2, of_pytorch, framework="torch")
     assert results.values == [(2.0, True)] * 2
     assert math.isnan(results[0].bytes_sent)
