@@ -116,7 +116,7 @@ def sandbox(root: Path, hidden: Iterable[Path]) -> tuple[str, ...]:
     try:
         tried = subprocess.run(program, capture_output=True, text=True)
     except FileNotFoundError:
-        why = "bwrap is not installed: apt-get install bubblewrap"
+        why = "bwrap, which only Linux has, is not installed: apt-get install bubblewrap"
     else:
         if tried.returncode == 0:
             return tuple(words)
