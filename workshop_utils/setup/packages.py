@@ -82,7 +82,9 @@ def run_uv(
     try:
         run_command([str(python), "-c", "import uv"])
     except SetupError:
-        run_command([str(python), "-m", "pip", "install", "--quiet", "--disable-pip-version-check", UV])
+        run_command(
+            [str(python), "-m", "pip", "install", "--quiet", "--disable-pip-version-check", "--retries=1", UV]
+        )
     environment = {**os.environ, **uv_settings(_pip_configuration(python), os.environ), **variables}
     run_command([str(python), "-m", "uv", *arguments], environment, quiet=quiet, log=log)
 
@@ -132,21 +134,27 @@ def run_command(
                 raise SetupError(f"{name} did not end within {timeout_seconds:g} s") from None
             raise
     if process.returncode != 0:
-        reported = errors or (Path(log.name).read_text(errors="replace") if log else output)
-        reason = reported.strip() or "its reason is above"
-        tail = "\n    ".join(reason.splitlines()[-LAST_LINES:])
-        raise SetupError(f"{name} failed with exit code {process.returncode}:\n    {tail}{_advice(tail)}")
+        reason = (errors or (Path(log.name).read_text(errors="replace") if log else output)).strip()
+        if not reason:
+            raise SetupError(
+                f"{name} failed; its reason is above. Mend that and run it again: it goes on from here"
+            )
+        advice = _advice(reason)
+        tail = "\n    ".join(reason.splitlines()[-3 if advice else -LAST_LINES :])
+        raise SetupError(f"{name} failed with exit code {process.returncode}{advice}:\n    {tail}")
     return output
 
 
 def _advice(reason: str) -> str:
     """What to do about a failed download, or a full disk."""
     if re.search(r"No space left", reason):
-        return "\nThe disk is full: make room, or move UV_CACHE_DIR, then run it again; it goes on from here."
+        return (
+            ", since a disk is full. Make room, or move UV_CACHE_DIR, and run it again; it goes on from here"
+        )
     if re.search(
         r"(?i)dns error|error sending request|failed to (fetch|download)|connection|No matching distr", reason
     ):
-        return "\nIs there a network? Run it again when there is; it goes on from here."
+        return ". Is there a network? When there is, run it again; it goes on from here"
     return ""
 
 
