@@ -180,7 +180,7 @@ def test_a_script_s_objects_go_as_python_ends_and_its_process_groups_stay(make_j
             print("an object is gone", os.getpid() > 0)  # the names are still there
     file, last = open({str(left_open)!r}, "w"), Last()
     file.write("written")
-    dist.init_process_group("gloo", init_method="tcp://127.0.0.1:0", rank=0, world_size=1)
+    dist.init_process_group("gloo", init_method="file://{tmp_path}/store", rank=0, world_size=1)
     group = dist.group.WORLD
     dist.destroy_process_group()
     sys.told = weakref.ref(group, print)
