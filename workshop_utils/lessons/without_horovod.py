@@ -15,6 +15,7 @@ from typing import Any
 
 from workshop_utils.ranks import on_ranks
 from workshop_utils.ranks.results import Results
+from workshop_utils.setup import horovod_build, install
 
 MARK = "# needs Horovod"
 HOW = (
@@ -94,11 +95,15 @@ def on_horovod(
 
 
 def say_if_missing() -> None:
-    if not has_horovod():
-        print(
-            "Horovod is not installed: cells that need it show recorded outputs, the others train over PyTorch's "
-            f"process group, under Horovod's names; {HOW}."
-        )
+    """Where Horovod is missing, say what the lesson shows; compile it meanwhile in the workshop's own environment."""
+    if has_horovod():
+        return
+    print(
+        "Horovod is not installed: cells that need it show recorded outputs, the others train over PyTorch's process "
+        f"group, under Horovod's names; {HOW}."
+    )
+    if install.is_own_environment() and not horovod_build.missing_build_tools():
+        install.need("horovod")
 
 
 def register(shell: Any) -> None:
