@@ -30,8 +30,8 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 # No profile in /tmp (hsperfdata), one compiler. And no jspawnhelper, which Java starts processes through, and which
-# stays for ever if Java ends meanwhile (JDK-8307990).
-JVM = "-XX:-UsePerfData -XX:+UseSerialGC -XX:TieredStopAtLevel=1 -Djdk.lang.Process.launchMechanism=VFORK"
+# stays for ever if Java ends meanwhile (JDK-8307990). VFORK would do without it as well, but macOS has none.
+JVM = "-XX:-UsePerfData -XX:+UseSerialGC -XX:TieredStopAtLevel=1 -Djdk.lang.Process.launchMechanism=FORK"
 # Exceptions reach Python, and Spark's own log would repeat them. Without an appender Spark would log as it does by
 # default, and the gateway to Python has a level of its own.
 LOGGING = """rootLogger.level = off
