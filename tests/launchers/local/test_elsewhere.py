@@ -20,6 +20,7 @@ from workshop_utils import count_bytes, network, on_ranks
 from workshop_utils.comm.ring import ring_all_reduce
 from workshop_utils.jobs import JobError, TrainingJob
 from workshop_utils.launchers.local import Local, launcher
+from workshop_utils.network import ports
 from workshop_utils.ranks import RanksFailed
 from workshop_utils.runs import RunFailed
 from workshop_utils.scaling.experiment import machine
@@ -163,6 +164,8 @@ def a_killed_supervisor_leaves_nothing():
 if __name__ == "__main__":
     assert (sys.platform, Path("/proc/self").exists(), hasattr(os, "pidfd_open")) == ("darwin", False, False)
     assert (network.availability(), launcher.LOOPBACK_INTERFACE) == ("none", "lo0")
-    launcher.LOOPBACK_INTERFACE = "lo"  # of the system that this is
+    assert ports._first_ephemeral_port() == 49_152
+    # Those of the system that this is.
+    launcher.LOOPBACK_INTERFACE, ports._first_ephemeral_port = "lo", lambda: 32_768
     vars(sys.modules["__main__"])[sys.argv[1]]()
     print("done")
