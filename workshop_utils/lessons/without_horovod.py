@@ -102,7 +102,7 @@ def say_if_missing() -> None:
         "Horovod is not installed: cells that need it show recorded outputs, the others train over PyTorch's process "
         f"group, under Horovod's names; {HOW}."
     )
-    if install.is_own_environment() and not horovod_build.missing_build_tools():
+    if install.is_for_lab_alone() and not horovod_build.missing_build_tools():
         install.need("horovod")
 
 

@@ -66,6 +66,11 @@ def is_own_environment() -> bool:
     return Path(sys.prefix, MARKER).is_file()
 
 
+def is_for_lab_alone() -> bool:
+    """Whether this environment has only what JupyterLab needed so far; otherwise its set-up has decided on Horovod."""
+    return is_own_environment() and "all " not in Path(sys.prefix, MARKER).read_text()
+
+
 def in_progress() -> str | None:
     """What another process is installing here, and how far it is; None if there is none."""
     log = _log()
@@ -95,7 +100,7 @@ def need(*extras: str) -> None:
         command, stdin=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True, start_new_session=True
     )
     modules = {module for extra in lacking for module in optional.MODULES[extra]}
-    sys.meta_path.append(_Arriving(process, modules))  # type: ignore[arg-type]
+    sys.meta_path.append(_Arriving(process, modules))
     print(f"Installing {', '.join(lacking)} in the background. What needs it waits. {MEANWHILE}")
 
 

@@ -172,9 +172,10 @@ def pytorch_arguments(python: Path) -> list[str]:
         return []
     backend = ["--torch-backend=cpu"]
     trial = ["pip", "install", "--dry-run", "--reinstall", "--no-deps", "--python", str(python), *backend]
-    patience = {"UV_HTTP_TIMEOUT": INDEX_TIMEOUT_SECONDS, "UV_HTTP_RETRIES": "0"}
     try:  # only uv knows whether its proxy and certificates work
-        run_uv(python, *trial, "torch", quiet=True, **patience)
+        run_uv(
+            python, *trial, "torch", quiet=True, UV_HTTP_TIMEOUT=INDEX_TIMEOUT_SECONDS, UV_HTTP_RETRIES="0"
+        )
     except SetupError as error:
         reason = str(error).splitlines()[-1].strip()
         announce(
