@@ -108,6 +108,8 @@ def test_the_wheel_holds_every_file_of_the_package_and_what_the_lessons_name(whe
 
 
 def test_from_the_wheel_a_learner_gets_the_lessons_and_keeps_what_they_change(installed, tmp_path):
+    for folder in ("notebooks", "workshop/jobs/mine"):  # as somebody else's, who works in the same folder
+        (tmp_path / folder).mkdir(parents=True)
     copied = run(tmp_path, installed / "workshop", "copy-lessons")
     assert "workshop/my_lessons/00_welcome.ipynb: new" in copied
     for named in ("jobs/mnist_torch_ddp/job.yaml", "docs/glossary.md", "images"):

@@ -79,7 +79,7 @@ def release(output: Path, notebooks: Sequence[Path] = ()) -> list[Path]:
 
 def default_folder() -> Path:
     """Where a learner's copies go: into this checkout, or into a folder with all that they name by a path."""
-    return Path("my_lessons" if selection.NOTEBOOKS.is_dir() else "workshop/my_lessons")
+    return Path("my_lessons" if selection.FIRST.is_file() else "workshop/my_lessons")
 
 
 def copy_for_learner(folder: Path) -> dict[Path, Kept]:
@@ -89,9 +89,10 @@ def copy_for_learner(folder: Path) -> dict[Path, Kept]:
     changed. Returns what became of each copy.
     """
     source = selection.lessons_folder()
-    for name in BESIDE:
-        if not (folder.parent / name).exists():
-            shutil.copytree(source / name, folder.parent / name)
+    if source.resolve() != folder.parent.resolve():
+        for name in BESIDE:
+            target = folder.parent / name
+            shutil.copytree(source / name, target, copy_function=_copy_if_new, dirs_exist_ok=True)
     folder.mkdir(parents=True, exist_ok=True)
     copies: dict[Path, Kept] = {}
     for path in sorted((source / selection.NOTEBOOKS).glob(selection.LESSONS)):
@@ -102,6 +103,11 @@ def copy_for_learner(folder: Path) -> dict[Path, Kept]:
         if copies[target] in ("new", "updated"):
             nbformat.write(made, str(target))
     return copies
+
+
+def _copy_if_new(source: str, target: str) -> None:
+    if not Path(target).exists():
+        shutil.copy(source, target)
 
 
 def _kept(target: Path, made: Any) -> Kept:
