@@ -8,11 +8,12 @@ shows the outputs that it has in the committed lesson (`register`).
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Mapping
-from importlib.machinery import PathFinder
 from types import SimpleNamespace
 from typing import Any
 
+from workshop_utils import optional
 from workshop_utils.ranks import on_ranks
 from workshop_utils.ranks.results import Results
 from workshop_utils.setup import horovod_build, install
@@ -25,9 +26,10 @@ HOW = (
 RECORDED = "Recorded with Horovod, which is not installed here (`workshop install horovod`):"
 
 
+@functools.cache
 def has_horovod() -> bool:
-    # Without the finder that would wait for it while it is being compiled.
-    return PathFinder.find_spec("horovod") is not None
+    """Whether this kernel has Horovod; what arrives later is for the next one, since cells build on each other."""
+    return optional.is_installed("horovod")
 
 
 class HorovodOverTorch:
@@ -40,6 +42,9 @@ class HorovodOverTorch:
         self._dist, self.barrier = dist, dist.barrier
         self.rank = self.local_rank = dist.get_rank
         self.size = self.local_size = dist.get_world_size
+
+    def init(self) -> None:
+        """Nothing: `on_ranks` has made the process group."""
 
     def allreduce(
         self, tensor: Any, name: str | None = None, compression: str | None = None, op: str = Average
@@ -54,22 +59,28 @@ class HorovodOverTorch:
         for tensor in parameters.values():
             self._dist.broadcast(tensor, root_rank)
 
-    def broadcast_optimizer_state(self, optimizer: Any, root_rank: int) -> None:
-        state = [optimizer.state_dict()]
-        self._dist.broadcast_object_list(state, root_rank)
-        optimizer.load_state_dict(state[0])
+    def broadcast_object(self, thing: Any, root_rank: int = 0) -> Any:
+        things = [thing]
+        self._dist.broadcast_object_list(things, root_rank)
+        return things[0]
 
-    def DistributedOptimizer(self, optimizer: Any, named_parameters: Any, **options: Any) -> Any:  # noqa: N802
-        """An optimizer over the same parameters; its `step` all-reduces their gradients first."""
-        wrapped = type(optimizer)(optimizer.param_groups, **optimizer.defaults)
-        parameters = [each for _, each in named_parameters]
+    def broadcast_optimizer_state(self, optimizer: Any, root_rank: int) -> None:
+        optimizer.load_state_dict(self.broadcast_object(optimizer.state_dict(), root_rank))
+
+    def DistributedOptimizer(  # noqa: N802
+        self, optimizer: Any, named_parameters: Any = None, **options: Any
+    ) -> Any:
+        """The optimizer, whose `step` now all-reduces the gradients first."""
 
         def average(*_: Any) -> None:
-            for each in parameters:
+            for each in (each for group in optimizer.param_groups for each in group["params"]):
                 each.grad = self.allreduce(each.grad, **options)
 
-        wrapped.register_step_pre_hook(average)
-        return wrapped
+        optimizer.register_step_pre_hook(average)
+        return optimizer
+
+    def __getattr__(self, name: str) -> Any:
+        raise AttributeError(f"hvd.{name} needs Horovod, which is not installed; {HOW}")
 
 
 def over_torch(dist: Any, program: Callable[..., Any], **arguments: Any) -> Any:
@@ -99,11 +110,12 @@ def say_if_missing() -> None:
     if has_horovod():
         return
     print(
-        "Horovod is not installed: cells that need it show recorded outputs, the others train over PyTorch's process "
-        f"group, under Horovod's names; {HOW}."
+        "Horovod is not installed: cells that begin with `# needs Horovod` show recorded outputs, and the others train "
+        f"over PyTorch's process group, under Horovod's names. {HOW}."
     )
     if install.is_for_lab_alone() and not horovod_build.missing_build_tools():
-        install.need("horovod")
+        install.start_in_background("horovod")
+        print("It is being compiled in the background: restart the kernel in some minutes to have it.")
 
 
 def register(shell: Any) -> None:
