@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import sys
 from importlib.util import find_spec
+from pathlib import Path
 
 # What the packages of each extra are imported as.
 MODULES = {
@@ -19,6 +21,8 @@ MODULES = {
 }
 
 
+# In an environment while extras are being installed into it, and for as long as that was interrupted: their names.
+UNFINISHED = Path(sys.prefix, ".workshop-unfinished")
 EXTRAS = {module: extra for extra, modules in MODULES.items() for module in modules}
 
 
@@ -31,17 +35,30 @@ class MissingPackage(ModuleNotFoundError):
 
 
 def missing(*extras: str) -> list[str]:
-    """Those of the modules of `extras` that are not installed."""
-    return [module for extra in extras for module in MODULES[extra] if find_spec(module) is None]
+    """Those of the modules of `extras` that are not installed, or not whole."""
+    unfinished = UNFINISHED.read_text().split() if UNFINISHED.is_file() else []
+    return [
+        module
+        for each in extras
+        for module in MODULES[each]
+        if each in unfinished or not is_installed(module)
+    ]
 
 
-def require(extra: str) -> None:
-    """Raise `MissingPackage` if a module of `extra` is not installed."""
-    if absent := missing(extra):
-        raise MissingPackage(sentence(extra), name=absent[0])
+def is_installed(module: str) -> bool:
+    """Whether this environment has `module`; a folder of that name that happens to be on the path is none."""
+    spec = find_spec(module)
+    return spec is not None and spec.origin is not None
 
 
-def sentence(extra: str) -> str:
-    """What is missing of `extra`, and what brings it."""
-    way = f"`workshop install {extra}`, or pip install 'workshop-utils[{extra}]'"
-    return f"{', '.join(missing(extra))} not installed: {way}"
+def require(*extras: str) -> None:
+    """Raise `MissingPackage` if a module of `extras` is not installed."""
+    if absent := missing(*extras):
+        raise MissingPackage(sentence(*extras), name=absent[0])
+
+
+def sentence(*extras: str) -> str:
+    """What is missing of `extras`, and what brings it."""
+    lacking = [extra for extra in extras if missing(extra)]
+    way = f"`workshop install {' '.join(lacking)}`, or pip install 'workshop-utils[{','.join(lacking)}]'"
+    return f"{', '.join(missing(*lacking))} not installed: {way}"

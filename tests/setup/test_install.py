@@ -19,22 +19,26 @@ SECONDS = 60.0
 # A kernel in an environment of the workshop's own, which lacks a package; a script takes the installer's place.
 KERNEL = """
 import sys
+from importlib.util import find_spec
 from workshop_utils import optional
 from workshop_utils.setup import install
 
 optional.MODULES["greeting"] = ("greetings",)
 install.is_own_environment = lambda: {own}
-python, sys.executable = sys.executable, sys.argv[1]
+sys.executable = sys.argv[1]
 sys.path.append(".")
+finders = list(sys.meta_path)
 try:
     install.need("greeting")
-    print("going on", flush=True)
+    install.need("greeting")  # as in a cell that is run again
+    print("going on, without", find_spec("greetings"), flush=True)
     import greetings
-    print(greetings.TEXT, sys.meta_path[-1].__class__.__name__)
+    print(greetings.TEXT, sys.meta_path == finders)
 except optional.MissingPackage as error:
     print("MissingPackage:", error)
 """
 INSTALLER = """#!/bin/bash
+test ! -e called || echo again
 echo "$@" > called
 until test -e go; do sleep 0.02; done
 {ending}
@@ -70,23 +74,24 @@ def kernel(tmp_path):
 @pytest.mark.processes
 def test_an_import_waits_for_what_is_being_installed_and_shows_it(kernel, tmp_path):
     with kernel("echo 'TEXT = 5' > greetings.py") as process:
-        assert process.stdout.readline().startswith("Installing greeting in the background.")
-        assert process.stdout.readline() == "going on\n"
+        for _ in range(2):
+            assert process.stdout.readline().startswith("Installing greeting in the background.")
+        assert process.stdout.readline() == "going on, without None\n"  # a question is answered at once
         assert eventually((tmp_path / "called").exists, SECONDS)
         assert (tmp_path / "called").read_text().split()[-2:] == [str(process.pid), "greeting"]
         (tmp_path / "go").touch()
         told = process.stdout.read()
     assert "The cell goes on when that is finished." in told
-    assert told.splitlines()[-1].startswith("5 ")
-    assert "_Arriving" not in told  # nothing stays behind in the import system
+    assert told.splitlines()[-1] == "5 True"  # nothing stays behind in the import system
 
 
 @pytest.mark.processes
 def test_an_installation_that_fails_is_told_where_the_package_is_imported(kernel, tmp_path):
     (tmp_path / "go").touch()
-    with kernel("echo 'no network' >&2; exit 1") as process:
+    with kernel("yes 'no network' | head -20000 >&2; exit 1") as process:  # more than a pipe holds
         told = process.stdout.read()
-    assert told.splitlines()[-1] == "MissingPackage: greetings could not be installed. no network"
+    assert told.splitlines()[-1] == "no network"
+    assert "MissingPackage: greetings could not be installed. no network" in told
 
 
 @pytest.mark.processes
@@ -121,6 +126,19 @@ def test_an_extra_that_does_not_exist_is_refused_with_the_names_of_all(extra):
         install.SetupError, match=f"EXTRA is '{extra}'; it must be one of torch, .*spark, all"
     ):
         install.install(["torch", extra])
+
+
+def test_what_an_interrupted_installation_left_counts_as_missing(monkeypatch, tmp_path):
+    assert optional.missing("lessons") == []
+    monkeypatch.setattr(optional, "UNFINISHED", tmp_path / "unfinished")
+    optional.UNFINISHED.write_text("spark lessons")
+    assert optional.missing("lessons") == [*optional.MODULES["lessons"]]
+
+
+def test_a_folder_that_happens_to_have_the_name_of_a_package_is_none(monkeypatch, tmp_path):
+    (tmp_path / "horovod_of_mine").mkdir()
+    monkeypatch.syspath_prepend(tmp_path)
+    assert not optional.is_installed("horovod_of_mine")
 
 
 # Jobs

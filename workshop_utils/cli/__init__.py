@@ -168,7 +168,7 @@ def _tell(copies: Mapping[Path, str]) -> None:
 
 @app.command()
 def lab(folder: Lessons = None) -> None:
-    """Open JupyterLab on your copy of the lessons; what a lesson needs more than others comes when it is opened."""
+    """Open JupyterLab on your copy of the lessons; a lesson installs what else it needs when you run it."""
     from workshop_utils.setup.lab import below_working_folder, move_to_complete_environment, open_lab
 
     move_to_complete_environment(["lab", *([] if folder is None else [str(folder)])])
@@ -324,23 +324,26 @@ def install(
         list[str], typer.Argument(metavar="EXTRA...", help=f"{', '.join(optional.MODULES)}, or all.")
     ],
 ) -> None:
-    """Install what some lessons need: the packages of EXTRA, into this environment. Horovod is compiled."""
+    """Install the packages of EXTRA into this environment; `workshop doctor` says which lesson needs which."""
     from functools import partial
 
     from workshop_utils.setup import install as setup
     from workshop_utils.setup import logged_command
 
-    raise typer.Exit(logged_command.exit_code(partial(setup.install, extras), "Nothing was installed"))
+    raise typer.Exit(logged_command.exit_code(partial(setup.install, extras), "The installation stopped"))
 
 
 @app.command()
 def install_horovod(
     wheel: Annotated[Path | None, typer.Option(help="Install this wheel, which somebody else built.")] = None,
 ) -> None:
-    """Build Horovod against the installed TensorFlow and PyTorch, once, and install it."""
-    from workshop_utils.setup import horovod_build
+    """Build Horovod, once, and install it with the TensorFlow and PyTorch that it is compiled with."""
+    from functools import partial
 
-    raise typer.Exit(horovod_build.main(wheel=wheel))
+    from workshop_utils.setup import install, logged_command
+
+    work = partial(install.install, ["horovod"], wheel=wheel)
+    raise typer.Exit(logged_command.exit_code(work, "Horovod was not installed"))
 
 
 def main() -> None:
@@ -348,7 +351,8 @@ def main() -> None:
     try:
         app()
     except ModuleNotFoundError as error:
-        if (extra := optional.EXTRAS.get(str(error.name).partition(".")[0])) is None:
+        extra = optional.EXTRAS.get(str(error.name).partition(".")[0])
+        if extra is None or not optional.missing(extra):
             raise
         print(f"workshop: {optional.sentence(extra)}", file=sys.stderr)
         sys.exit(2)

@@ -138,7 +138,9 @@ def set_up(root: Path, part: str, *, quiet: bool = False) -> None:
     # The lock is on pyproject.toml because that file always exists.
     waiting = "Another set-up of this folder is running: waiting for it."
     with only_one_at_a_time(root / "pyproject.toml", waiting):
-        packages, marker = (LAB if part == LAB else ALL), root / ".venv" / MARKER
+        marker = root / ".venv" / MARKER
+        had_all = marker.is_file() and f"{ALL} " in marker.read_text()  # which stays together
+        packages = LAB if part == LAB and not had_all else ALL
         if is_new := not is_current(root, packages):
             announce("Setting up the workshop, once.\n[virtual environment .venv]")
             make_venv(root)

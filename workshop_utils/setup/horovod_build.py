@@ -203,6 +203,11 @@ def _log() -> Path:
     return cache_folder() / "horovod" / "build.log"
 
 
+def wheels() -> list[Path]:
+    """What was built before, for this environment or another."""
+    return list(_log().parent.glob("*.whl"))
+
+
 def in_progress() -> str | None:
     """The progress of another process that builds Horovod for this environment; None if there is none."""
     lock = _log().with_name("lock")

@@ -16,6 +16,7 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from functools import partial
+from importlib.abc import MetaPathFinder
 from importlib.machinery import ModuleSpec, PathFinder
 from importlib.util import find_spec
 from pathlib import Path
@@ -29,10 +30,11 @@ from workshop_utils.setup.packages import MARKER, pinned, pytorch_arguments, run
 MEANWHILE = "Meanwhile read on, or take a lesson that needs nothing more: 00 to 04, 07 to 10, 15."
 
 
-def install(extras: Sequence[str], *, in_background: bool = False) -> None:
-    """Install the packages of `extras` into this environment; for "horovod", compile it, too.
+def install(extras: Sequence[str], *, wheel: Path | None = None, in_background: bool = False) -> None:
+    """Install the packages of `extras` into this environment; for "horovod", compile it, too, or take its `wheel`.
 
-    The workshop's own environment gets the versions that were tested; any other keeps what it has.
+    The workshop's own environment gets the versions that were tested. Any other keeps what it has, as far as the extras
+    allow: Horovod wants exact versions of TensorFlow and PyTorch.
 
     Raises:
         SetupError: for an extra that does not exist, or if a package cannot be installed.
@@ -40,7 +42,7 @@ def install(extras: Sequence[str], *, in_background: bool = False) -> None:
     for extra in extras:
         if extra not in (names := [*optional.MODULES, "all"]):
             raise SetupError(f"EXTRA is {extra!r}; it must be one of {', '.join(names)}")
-    if "horovod" in extras:
+    if "horovod" in extras and not wheel and not horovod_build.wheels():
         horovod_build.require(horovod_build.missing_build_tools())
     log, python = _log(), Path(sys.executable)
     log.parent.mkdir(parents=True, exist_ok=True)
@@ -49,16 +51,18 @@ def install(extras: Sequence[str], *, in_background: bool = False) -> None:
         output.truncate(0)
         print(f"{time.time()} {', '.join(extras)}", file=output, flush=True)  # for `in_progress`
         arguments = pinned() if is_own_environment() else []
-        if find_spec("torch") is None:
+        if find_spec("torch") is None or "horovod" in extras:
             arguments += pytorch_arguments(python)
         wanted = f"workshop-utils[{','.join(extras)}]"
         command = ["pip", "install", "--python", str(python), wanted, *arguments]
+        optional.UNFINISHED.write_text(" ".join(extras))
         if in_background:
             run_uv(python, *command, "--color", "never", log=output)
         else:
             run_uv(python, *command)
+        optional.UNFINISHED.unlink()
         if "horovod" in extras:
-            horovod_build.install()
+            horovod_build.install(wheel)
 
 
 def is_own_environment() -> bool:
@@ -93,32 +97,39 @@ def need(*extras: str) -> None:
     if not lacking:
         return
     if not is_own_environment():
-        optional.require(lacking[0])
-    command = [sys.executable, "-m", "workshop_utils.setup.install", str(os.getpid()), *lacking]
-    # In a session of its own, since an interrupt is for the cell that waits.
-    process = subprocess.Popen(
-        command, stdin=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True, start_new_session=True
-    )
+        optional.require(*lacking)
     modules = {module for extra in lacking for module in optional.MODULES[extra]}
-    sys.meta_path.append(_Arriving(process, modules))
+    if not any(isinstance(finder, _Arriving) and modules <= finder.modules for finder in sys.meta_path):
+        # The first, since a package that is half there must not be imported.
+        sys.meta_path.insert(0, _Arriving(start_in_background(*lacking), modules))
     print(f"Installing {', '.join(lacking)} in the background. What needs it waits. {MEANWHILE}")
 
 
-class _Arriving:
+def start_in_background(*extras: str) -> subprocess.Popen[bytes]:
+    """A process that installs `extras` at the lowest priority, for no longer than this one lives."""
+    command = [sys.executable, "-m", "workshop_utils.setup.install", str(os.getpid()), *extras]
+    _log().parent.mkdir(parents=True, exist_ok=True)
+    # In a session of its own, since an interrupt is for the cell that waits.
+    with _errors().open("w") as errors:
+        return subprocess.Popen(command, stdin=subprocess.DEVNULL, stderr=errors, start_new_session=True)
+
+
+class _Arriving(MetaPathFinder):
     """Finds the modules that `process` is installing: it waits for them and shows the progress."""
 
-    def __init__(self, process: subprocess.Popen[str], modules: set[str]) -> None:
+    def __init__(self, process: subprocess.Popen[bytes], modules: set[str]) -> None:
         self.process, self.modules = process, modules
 
     def find_spec(self, name: str, path: object = None, target: object = None) -> ModuleSpec | None:
-        """Python calls it for an import that no other finder could serve."""
-        if name not in self.modules:
+        """Python calls it for every import, and for `importlib.util.find_spec`, which only asks: that does not wait."""
+        is_question = sys._getframe(2).f_code.co_name == "find_spec"
+        if name not in self.modules or is_question:
             return None
         wait_while(lambda: self.process.poll() is None, "The cell goes on when that is finished")
         sys.meta_path[:] = [finder for finder in sys.meta_path if finder is not self]
         if self.process.returncode:
-            _, errors = self.process.communicate()
-            raise optional.MissingPackage(f"{name} could not be installed. {errors.strip()}", name=name)
+            reason = _errors().read_text(errors="replace").strip()
+            raise optional.MissingPackage(f"{name} could not be installed. {reason}", name=name)
         return PathFinder.find_spec(name)
 
 
@@ -145,6 +156,10 @@ def mention() -> None:
 def _log() -> Path:
     environment = hashlib.sha256(sys.prefix.encode()).hexdigest()[:12]
     return cache_folder() / "install" / f"{environment}.log"
+
+
+def _errors() -> Path:
+    return _log().with_suffix(f".{os.getpid()}")
 
 
 def main(parent: int, extras: Sequence[str]) -> int:

@@ -53,7 +53,10 @@ def move_to_complete_environment(arguments: list[str]) -> None:
     if not optional.missing("lab", "lessons", "torch"):
         return
     here = metadata.distribution("workshop-utils")
-    address = json.loads(here.read_text("direct_url.json") or "{}").get("url")
+    origin = json.loads(here.read_text("direct_url.json") or "{}")
+    address = origin.get("url")
+    if "vcs_info" in origin:
+        address = f"{origin['vcs_info']['vcs']}+{address}@{origin['vcs_info']['commit_id']}"
     wanted = f"workshop-utils[lab] @ {address}" if address else f"workshop-utils[lab]=={here.version}"
     files = hashlib.sha256((here.read_text("RECORD") or "").encode()).hexdigest()[:8]
     program = Environment(f"lab-{files}", "JupyterLab", workshop=wanted).program("workshop")

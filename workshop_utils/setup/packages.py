@@ -151,9 +151,7 @@ def _advice(reason: str) -> str:
         return (
             ", since a disk is full. Make room, or move UV_CACHE_DIR, and run it again; it goes on from here"
         )
-    if re.search(
-        r"(?i)dns error|error sending request|failed to (fetch|download)|connection|No matching distr", reason
-    ):
+    if re.search(r"dns error|error sending request|name resolution|NewConnectionError", reason):
         return ". Is there a network? When there is, run it again; it goes on from here"
     return ""
 
