@@ -59,3 +59,10 @@ def test_a_script_that_imports_it_is_refused_by_its_name(make_job):
 def test_a_script_that_can_do_without_it_runs(script, make_job):
     run = Local().launch(make_job(script)).wait(60)
     assert [line.text for line in run.logs()] == ["without"]
+
+
+@pytest.mark.processes
+def test_a_script_that_brings_a_module_of_that_name_runs(make_job):
+    job = make_job("import horovod\nprint(horovod.TEXT)")
+    (job.folder / "horovod.py").write_text("TEXT = 'mine'")
+    assert [line.text for line in Local().launch(job).wait(60).logs()] == ["mine"]

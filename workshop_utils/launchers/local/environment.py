@@ -150,8 +150,9 @@ def await_packages(job: TrainingJob) -> None:
     framework = FRAMEWORK_OF.get(job.strategy)
     required = packages(imported(job.script_path, always=True)) | ({framework} if framework else set())
     named = packages(imported(job.script_path)) | required
-    absent = [module for module in named & optional.EXTRAS.keys() if find_spec(module) is None]
-    if absent:
+    absent = {module for module in named & optional.EXTRAS.keys() if find_spec(module) is None}
+    own = {path.stem for path in job.script_path.parent.iterdir()}  # modules beside the script
+    if "PYTHONPATH" not in job.environment and (absent := absent - own):
         from workshop_utils.setup import install  # here, since few jobs need it
 
         install.wait_while(lambda: install.in_progress() is not None, "The job starts when that is finished")
