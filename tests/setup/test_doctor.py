@@ -22,6 +22,7 @@ def bare(monkeypatch, tmp_path):
     monkeypatch.setenv("PATH", str(tmp_path))
     monkeypatch.delenv("CXX", raising=False)
     monkeypatch.setattr(doctor.network, "availability", lambda: "none")
+    monkeypatch.setattr(doctor.install, "is_own_environment", lambda: False)
 
 
 def findings():
@@ -49,7 +50,7 @@ def test_what_is_optional_is_a_limit_and_what_every_lesson_needs_is_to_mend(bare
     doctor.show(results.values())
     printed = capsys.readouterr().out
     assert "✗ torch           not installed: PyTorch, for most lessons\n" in printed
-    assert "– tensorflow      not installed: TensorFlow and JAX, for lesson 06" in printed
+    assert "– tensorflow      not installed: TensorFlow and JAX, for lessons 06" in printed
     assert "\n2 to mend before all lessons can run here." in printed
     doctor.show([finding for finding in results.values() if finding.state != "missing"])
     assert capsys.readouterr().out.endswith("\nAll lessons can run here, but for what is marked –.\n")
@@ -92,7 +93,7 @@ def test_a_system_that_was_not_tried_is_told_so_and_has_its_own_remedies(
 
 def test_a_container_without_rights_is_told_which_one_it_lacks(bare, monkeypatch):
     monkeypatch.setattr(platform, "system", lambda: "Linux")
-    monkeypatch.setattr(shutil, "which", lambda name: f"/bin/{name}")
+    monkeypatch.setattr(shutil, "which", lambda name: None if "nvidia" in name else f"/bin/{name}")
     slow = findings()["slow networks"]
     assert (slow.state, "frameworks feel no `network=`" in slow.text) == (
         "limited",

@@ -19,7 +19,7 @@ from typing import Literal
 import psutil
 
 from workshop_utils import network, optional
-from workshop_utils.setup import horovod_build
+from workshop_utils.setup import horovod_build, install
 from workshop_utils.setup.machine import cores, visible_gpus
 
 Condition = Literal["good", "limited", "missing"]
@@ -48,12 +48,12 @@ PURPOSES = {
     "torch": "PyTorch, for most lessons",
     "lessons": "figures and widgets, for every lesson",
     "lab": "JupyterLab, and lessons in batch",
-    "tensorflow": "TensorFlow and JAX, for lesson 06 and jobs of 11",
-    "mpi": "Open MPI, for parts of lessons 05, 11 and 12",
+    "tensorflow": "TensorFlow and JAX, for lessons 06, 11 and 12",
+    "mpi": "Open MPI, for lesson 12",
     "horovod": "for lesson 05, which shows its recorded results without it, and for jobs of 11",
     "transformers": "BERT, for lesson 13",
     "aws": "the SageMaker SDK, for lesson 11",
-    "kubernetes": "the cluster's client, for lesson 12",
+    "kubernetes": "the cluster's client, for lessons 06 and 12",
     "spark": "Spark, for lesson 14",
 }
 REQUIRED = ("torch", "lessons")
@@ -125,6 +125,8 @@ def _check(subject: str, good: bool, text: str, bad: str, remedy: str) -> Findin
 def _extra(name: str) -> Finding:
     """Whether the packages of an extra are installed, and the version of the first."""
     remedy = f"`workshop install {name}`"
+    if install.is_own_environment():
+        remedy += ", or run a lesson that needs it"
     if lacking := horovod_build.missing_build_tools() if name == "horovod" else []:
         remedy = f"{horovod_build.install_command(lacking)}, then {remedy}"
     if not optional.missing(name) and (name != "horovod" or horovod_build.has_horovod()):
@@ -136,5 +138,5 @@ def _extra(name: str) -> Finding:
 def _version(package: str) -> str:
     for distribution in (package, f"{package}-cpu"):
         with contextlib.suppress(PackageNotFoundError):
-            return version(distribution)
+            return f"{distribution} {version(distribution)}"
     return "installed"
