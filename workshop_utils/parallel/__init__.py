@@ -10,7 +10,3 @@
 
 All of them speak through a `comm.Communicator`, so every byte is counted.
 """
-
-from workshop_utils import optional
-
-optional.require("torch")
