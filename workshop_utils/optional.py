@@ -36,7 +36,10 @@ class MissingPackage(ModuleNotFoundError):
 
 def missing(*extras: str) -> list[str]:
     """Those of the modules of `extras` that are not installed, or not whole."""
-    unfinished = UNFINISHED.read_text().split() if UNFINISHED.is_file() else []
+    try:
+        unfinished = UNFINISHED.read_text().split()
+    except OSError:  # there is none, as a rule
+        unfinished = []
     return [
         module
         for each in extras

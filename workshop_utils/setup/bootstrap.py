@@ -26,6 +26,7 @@ from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 
+from workshop_utils.optional import UNFINISHED
 from workshop_utils.setup import horovod_build
 from workshop_utils.setup.logged_command import SetupError, announce, exit_code, only_one_at_a_time
 from workshop_utils.setup.packages import MARKER, pinned, pytorch_arguments, run_command, run_uv
@@ -147,6 +148,7 @@ def set_up(root: Path, part: str, *, quiet: bool = False) -> None:
             announce("[packages, a minute or two without a cache]")
             install_packages(root, packages)
             marker.write_text(f"{packages} {_digest(root, packages)}\n")
+            (root / ".venv" / UNFINISHED.name).unlink(missing_ok=True)
         if part == HOROVOD and not is_current(root, HOROVOD):
             if sys.prefix != str(root / ".venv"):  # continue in the environment that Horovod is compiled for
                 python = str(root / ".venv" / "bin" / "python")

@@ -57,6 +57,7 @@ PURPOSES = {
     "spark": "Spark, for lesson 14",
 }
 REQUIRED = ("torch", "lessons")
+BROUGHT = ("tensorflow", "mpi", "transformers", "aws", "kubernetes", "spark")  # by the lessons that need them
 NOT_LINUX = (
     "not tried. Bytes of frameworks are not counted (05, 07, 08), ranks start cold, so each call takes seconds longer, "
     "and what a rank has started in a session of its own may go on after the run"
@@ -125,7 +126,7 @@ def _check(subject: str, good: bool, text: str, bad: str, remedy: str) -> Findin
 def _extra(name: str) -> Finding:
     """Whether the packages of an extra are installed, and the version of the first."""
     remedy = f"`workshop install {name}`"
-    if install.is_own_environment():
+    if name in BROUGHT and install.is_own_environment():
         remedy += ", or run a lesson that needs it"
     if lacking := horovod_build.missing_build_tools() if name == "horovod" else []:
         remedy = f"{horovod_build.install_command(lacking)}, then {remedy}"

@@ -85,10 +85,7 @@ def installed_recipe() -> str | None:
 
 def has_horovod() -> bool:
     """Whether this environment has a Horovod, and not one that was built from anything else."""
-    try:
-        return installed_recipe() in ("", this_recipe())
-    except SetupError:  # the frameworks have been removed
-        return False
+    return has_frameworks() and installed_recipe() in ("", this_recipe())
 
 
 # What the operating system must provide, by the names of Debian's packages
@@ -162,10 +159,15 @@ def install(wheel: Path | None = None) -> None:
     announce("Horovod is installed.")
 
 
-def _check(wheel: Path, here: str) -> None:
-    """Raise `SetupError` if this is no wheel of Horovod, or not `here` what it says that it was built for."""
+def require_wheel(wheel: Path) -> None:
+    """Raise `SetupError` if this is no wheel of Horovod."""
     if not re.fullmatch(r"horovod-.+-.+-.+-.+\.whl", wheel.name) or not zipfile.is_zipfile(wheel):
         raise SetupError(f"{wheel} {'is no wheel of Horovod' if wheel.exists() else 'does not exist'}")
+
+
+def _check(wheel: Path, here: str) -> None:
+    """Raise `SetupError` if this is no wheel of Horovod, or not `here` what it says that it was built for."""
+    require_wheel(wheel)
     fields = re.compile(r"[-+]|\.(?=torch|openmpi|build)")
     for theirs, ours in zip(fields.split(wheel.stem), fields.split(here), strict=False):
         if theirs != ours and "+tensorflow" in wheel.name:
@@ -204,8 +206,20 @@ def _log() -> Path:
 
 
 def wheels() -> list[Path]:
-    """What was built before, for this environment or another."""
-    return list(_log().parent.glob("*.whl"))
+    """What was built before for this version of Python, and for this system."""
+    python, system = (
+        sysconfig.get_config_var("py_version_nodot"),
+        re.sub("[-.]", "_", sysconfig.get_platform()),
+    )
+    return list(_log().parent.glob(f"*-cp{python}-{system}.whl"))
+
+
+def has_frameworks() -> bool:
+    """Whether what Horovod is compiled with is installed, in any version."""
+    try:
+        return bool(this_recipe())
+    except SetupError:
+        return False
 
 
 def in_progress() -> str | None:

@@ -12,6 +12,7 @@ import os
 import signal
 import subprocess
 import sys
+import tempfile
 import threading
 import time
 from collections.abc import Callable, Sequence
@@ -27,7 +28,7 @@ from workshop_utils.setup import horovod_build, logged_command
 from workshop_utils.setup.logged_command import SetupError
 from workshop_utils.setup.packages import MARKER, pinned, pytorch_arguments, run_uv
 
-MEANWHILE = "Meanwhile read on, or take a lesson that needs nothing more: 00 to 04, 07 to 10, 15."
+MEANWHILE = "Meanwhile read on, or take a lesson that needs nothing more: 00 to 05, 07 to 10, 15."
 
 
 def install(extras: Sequence[str], *, wheel: Path | None = None, in_background: bool = False) -> None:
@@ -42,7 +43,9 @@ def install(extras: Sequence[str], *, wheel: Path | None = None, in_background: 
     for extra in extras:
         if extra not in (names := [*optional.MODULES, "all"]):
             raise SetupError(f"EXTRA is {extra!r}; it must be one of {', '.join(names)}")
-    if "horovod" in extras and not wheel and not horovod_build.wheels():
+    if wheel:
+        horovod_build.require_wheel(wheel)
+    elif "horovod" in extras and not horovod_build.wheels():
         horovod_build.require(horovod_build.missing_build_tools())
     log, python = _log(), Path(sys.executable)
     log.parent.mkdir(parents=True, exist_ok=True)
@@ -55,14 +58,19 @@ def install(extras: Sequence[str], *, wheel: Path | None = None, in_background: 
             arguments += pytorch_arguments(python)
         wanted = f"workshop-utils[{','.join(extras)}]"
         command = ["pip", "install", "--python", str(python), wanted, *arguments]
-        optional.UNFINISHED.write_text(" ".join(extras))
-        if in_background:
+        optional.UNFINISHED.write_text(
+            " ".join(extra for extra in optional.MODULES if optional.missing(extra))
+        )
+        if wheel and horovod_build.has_frameworks():
+            pass  # the wheel may be for others than those that were tested
+        elif in_background:
             run_uv(python, *command, "--color", "never", log=output)
         else:
             run_uv(python, *command)
-        optional.UNFINISHED.unlink()
         if "horovod" in extras:
+            optional.UNFINISHED.write_text("horovod")
             horovod_build.install(wheel)
+        optional.UNFINISHED.unlink()
 
 
 def is_own_environment() -> bool:
@@ -99,37 +107,55 @@ def need(*extras: str) -> None:
     if not is_own_environment():
         optional.require(*lacking)
     modules = {module for extra in lacking for module in optional.MODULES[extra]}
-    if not any(isinstance(finder, _Arriving) and modules <= finder.modules for finder in sys.meta_path):
+    arriving = [finder for finder in sys.meta_path if isinstance(finder, _Arriving)]
+    if not any(modules <= finder.modules and not finder.installation.has_failed() for finder in arriving):
+        sys.meta_path[:] = [finder for finder in sys.meta_path if finder not in arriving]
         # The first, since a package that is half there must not be imported.
-        sys.meta_path.insert(0, _Arriving(start_in_background(*lacking), modules))
+        sys.meta_path.insert(0, _Arriving(Installation(*lacking), modules))
     print(f"Installing {', '.join(lacking)} in the background. What needs it waits. {MEANWHILE}")
 
 
-def start_in_background(*extras: str) -> subprocess.Popen[bytes]:
-    """A process that installs `extras` at the lowest priority, for no longer than this one lives."""
-    command = [sys.executable, "-m", "workshop_utils.setup.install", str(os.getpid()), *extras]
-    _log().parent.mkdir(parents=True, exist_ok=True)
-    # In a session of its own, since an interrupt is for the cell that waits.
-    with _errors().open("w") as errors:
-        return subprocess.Popen(command, stdin=subprocess.DEVNULL, stderr=errors, start_new_session=True)
+class Installation:
+    """A process that installs extras at the lowest priority, for no longer than this one lives."""
+
+    def __init__(self, *extras: str) -> None:
+        command = [sys.executable, "-m", "workshop_utils.setup.install", str(os.getpid()), *extras]
+        self._errors = tempfile.TemporaryFile()  # noqa: SIM115 - a pipe would be full at some time
+        # In a session of its own, since an interrupt is for the cell that waits.
+        self._process = subprocess.Popen(
+            command, stdin=subprocess.DEVNULL, stderr=self._errors, start_new_session=True
+        )
+
+    def is_running(self) -> bool:
+        """Whether it goes on."""
+        return self._process.poll() is None
+
+    def has_failed(self) -> bool:
+        """Whether it has ended without success."""
+        return bool(self._process.poll())
+
+    def reason(self) -> str:
+        """What it said of its failure."""
+        self._errors.seek(0)
+        return self._errors.read().decode(errors="replace").strip()
 
 
 class _Arriving(MetaPathFinder):
-    """Finds the modules that `process` is installing: it waits for them and shows the progress."""
+    """Finds the modules that an installation brings: it waits for them and shows the progress."""
 
-    def __init__(self, process: subprocess.Popen[bytes], modules: set[str]) -> None:
-        self.process, self.modules = process, modules
+    def __init__(self, installation: Installation, modules: set[str]) -> None:
+        self.installation, self.modules = installation, modules
 
     def find_spec(self, name: str, path: object = None, target: object = None) -> ModuleSpec | None:
         """Python calls it for every import, and for `importlib.util.find_spec`, which only asks: that does not wait."""
-        is_question = sys._getframe(2).f_code.co_name == "find_spec"
-        if name not in self.modules or is_question:
+        if name not in self.modules or sys._getframe(2).f_code.co_name == "find_spec":
             return None
-        wait_while(lambda: self.process.poll() is None, "The cell goes on when that is finished")
+        wait_while(self.installation.is_running, "The cell goes on when that is finished")
+        if self.installation.has_failed():
+            raise optional.MissingPackage(
+                f"{name} could not be installed. {self.installation.reason()}", name=name
+            )
         sys.meta_path[:] = [finder for finder in sys.meta_path if finder is not self]
-        if self.process.returncode:
-            reason = _errors().read_text(errors="replace").strip()
-            raise optional.MissingPackage(f"{name} could not be installed. {reason}", name=name)
         return PathFinder.find_spec(name)
 
 
@@ -156,10 +182,6 @@ def mention() -> None:
 def _log() -> Path:
     environment = hashlib.sha256(sys.prefix.encode()).hexdigest()[:12]
     return cache_folder() / "install" / f"{environment}.log"
-
-
-def _errors() -> Path:
-    return _log().with_suffix(f".{os.getpid()}")
 
 
 def main(parent: int, extras: Sequence[str]) -> int:

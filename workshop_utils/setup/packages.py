@@ -27,6 +27,10 @@ UV = "uv>=0.9.8,<1"
 MARKER = ".workshop"  # in an environment that the set-up has made: what of it is complete
 REQUIREMENTS = Path(__file__).with_name("requirements")
 INDEX_TIMEOUT_SECONDS = "5"
+DOWNLOAD_FAILED = (
+    r"dns error|error sending request|name resolution|NewConnectionError|network timeout|connection closed|"
+    "response body|TimeoutError"
+)
 GRACE_SECONDS = 15.0  # between SIGTERM and SIGKILL; TorchX gives its own processes ten
 
 # pip's options, uv's variables of the same meaning, and what separates several values.
@@ -151,7 +155,7 @@ def _advice(reason: str) -> str:
         return (
             ", since a disk is full. Make room, or move UV_CACHE_DIR, and run it again; it goes on from here"
         )
-    if re.search(r"dns error|error sending request|name resolution|NewConnectionError", reason):
+    if re.search(DOWNLOAD_FAILED, reason):
         return ". Is there a network? When there is, run it again; it goes on from here"
     return ""
 
