@@ -8,6 +8,7 @@ shows the outputs that it has in the committed lesson (`register`).
 
 from __future__ import annotations
 
+import copy
 import functools
 from collections.abc import Callable, Mapping
 from types import SimpleNamespace
@@ -70,14 +71,18 @@ class HorovodOverTorch:
     def DistributedOptimizer(  # noqa: N802
         self, optimizer: Any, named_parameters: Any = None, **options: Any
     ) -> Any:
-        """The optimizer, whose `step` now all-reduces the gradients first."""
+        """An optimizer over the same parameters and state; its `step` all-reduces their gradients first."""
+        import torch
 
         def average(*_: Any) -> None:
             for each in (each for group in optimizer.param_groups for each in group["params"]):
-                each.grad = self.allreduce(each.grad, **options)
+                if each.requires_grad:
+                    gradient = torch.zeros_like(each) if each.grad is None else each.grad
+                    each.grad = self.allreduce(gradient, **options)
 
-        optimizer.register_step_pre_hook(average)
-        return optimizer
+        wrapped = copy.copy(optimizer)  # shares all but the hooks
+        wrapped.register_step_pre_hook(average)
+        return wrapped
 
     def __getattr__(self, name: str) -> Any:
         raise AttributeError(f"hvd.{name} needs Horovod, which is not installed; {HOW}")
@@ -114,8 +119,25 @@ def say_if_missing() -> None:
         f"over PyTorch's process group, under Horovod's names. {HOW}."
     )
     if install.is_for_lab_alone() and not horovod_build.missing_build_tools():
-        install.start_in_background("horovod")
-        print("It is being compiled in the background: restart the kernel in some minutes to have it.")
+        print(_building())
+
+
+@functools.cache
+def _installation() -> install.Installation:
+    return install.Installation("horovod")
+
+
+def _building() -> str:
+    """How the build goes that this kernel has begun; the first call begins it."""
+    if _installation().is_running():
+        how = (
+            install.in_progress()
+            or "It is being compiled in the background, for as long as this kernel lives"
+        )
+        return f"{how}. Run this cell again to see how far it is."
+    if _installation().has_failed():
+        return f"It could not be compiled. {_installation().reason()}"
+    return "Now it is installed: restart the kernel to have it."
 
 
 def register(shell: Any) -> None:
