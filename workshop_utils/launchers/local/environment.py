@@ -150,14 +150,23 @@ def await_packages(job: TrainingJob) -> None:
     framework = FRAMEWORK_OF.get(job.strategy)
     required = packages(imported(job.script_path, always=True)) | ({framework} if framework else set())
     named = packages(imported(job.script_path)) | required
-    absent = {module for module in named & optional.EXTRAS.keys() if find_spec(module) is None}
-    own = {path.stem for path in job.script_path.parent.iterdir()}  # modules beside the script
-    if "PYTHONPATH" not in job.environment and (absent := absent - own):
+    here = job.script_path.parent
+    own = {path.stem for path in here.glob("*.py")} | {
+        path.parent.name for path in here.glob("*/__init__.py")
+    }
+    asked = named - own | ({framework} if framework else set())  # beside the script it may have its own
+
+    def is_absent(module: str) -> bool:
+        return find_spec(module) is None or module in optional.missing(optional.EXTRAS[module])
+
+    asked &= optional.EXTRAS.keys()
+    if any(map(is_absent, asked)):
         from workshop_utils.setup import install  # here, since few jobs need it
 
         install.wait_while(lambda: install.in_progress() is not None, "The job starts when that is finished")
-        for module in sorted(required.intersection(absent)):
-            if find_spec(module) is None:
+        elsewhere = "PYTHONPATH" in job.environment
+        for module in sorted(asked & required):
+            if is_absent(module) and (module == framework or not elsewhere):
                 needs = (
                     f"strategy is {job.strategy!r}"
                     if module == framework
