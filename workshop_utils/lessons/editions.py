@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import copy
 import hashlib
+import os
 import re
 import shutil
 from collections.abc import Sequence
@@ -79,7 +80,7 @@ def release(output: Path, notebooks: Sequence[Path] = ()) -> list[Path]:
 
 def default_folder() -> Path:
     """Where a learner's copies go: into this checkout, or into a folder with all that they name by a path."""
-    return Path("my_lessons" if selection.FIRST.is_file() else "workshop/my_lessons")
+    return Path("my_lessons" if selection.has_lessons(Path()) else "workshop/my_lessons")
 
 
 def copy_for_learner(folder: Path) -> dict[Path, Kept]:
@@ -92,6 +93,10 @@ def copy_for_learner(folder: Path) -> dict[Path, Kept]:
     if source.resolve() != folder.parent.resolve():
         for name in BESIDE:
             target = folder.parent / name
+            if target.exists() and not target.is_dir():
+                raise JobError(
+                    f"{target} is no folder; the lessons need the workshop's there: name another folder"
+                )
             shutil.copytree(source / name, target, copy_function=_copy_if_new, dirs_exist_ok=True)
     folder.mkdir(parents=True, exist_ok=True)
     copies: dict[Path, Kept] = {}
@@ -106,7 +111,7 @@ def copy_for_learner(folder: Path) -> dict[Path, Kept]:
 
 
 def _copy_if_new(source: str, target: str) -> None:
-    if not Path(target).exists():
+    if not os.path.lexists(target):
         shutil.copy(source, target)
 
 

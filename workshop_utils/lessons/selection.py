@@ -13,7 +13,6 @@ from workshop_utils.jobs import JobError
 
 NOTEBOOKS = Path("notebooks")
 LESSONS = "[0-9][0-9]_*.ipynb"
-FIRST = NOTEBOOKS / "00_welcome.ipynb"  # by which the lessons' folder is told from other people's
 SOLUTION = "solution"  # the tag of a cell that holds an exercise's solution
 
 # Encrypt a kernel's sockets, against other users of the machine. Otherwise each kernel prints a warning.
@@ -29,10 +28,15 @@ def read_notebook(path: Path) -> Any:
         raise JobError(f"{path} is not a notebook: {reason}") from None
 
 
+def has_lessons(folder: Path) -> bool:
+    """Whether `folder` has a folder `notebooks` that is not somebody else's."""
+    return any((folder / NOTEBOOKS).glob(LESSONS))
+
+
 def lessons_folder() -> Path:
     """The folder that has `notebooks/` and what they name by a path: this one, the checkout, or one in the package."""
     package = Path(__file__).parents[1]
-    return next((each for each in (Path(), package.parent) if (each / FIRST).is_file()), package / "share")
+    return next((each for each in (Path(), package.parent) if has_lessons(each)), package / "share")
 
 
 def notebook_paths(named: Sequence[Path] = ()) -> list[Path]:
