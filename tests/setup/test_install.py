@@ -1,5 +1,6 @@
 """What a lesson needs arrives while the lesson goes on; what needs it waits, and everything ends with the kernel."""
 
+import contextlib
 import os
 import subprocess
 import sys
@@ -133,6 +134,23 @@ def test_what_an_interrupted_installation_left_counts_as_missing(monkeypatch, tm
     monkeypatch.setattr(optional, "UNFINISHED", tmp_path / "unfinished")
     optional.UNFINISHED.write_text("spark lessons")
     assert optional.missing("lessons") == [*optional.MODULES["lessons"]]
+
+
+@pytest.mark.parametrize("fails", [True, False])
+def test_an_installation_marks_what_it_brings_and_nothing_that_was_there(fails, monkeypatch, tmp_path):
+    def run_uv(*_arguments, **_variables):
+        assert optional.missing("mpi", "lessons") == ["mpi4py"]
+        if fails:
+            raise install.SetupError("no network")
+
+    monkeypatch.setenv("WORKSHOP_CACHE", str(tmp_path))
+    monkeypatch.setattr(optional, "UNFINISHED", tmp_path / "unfinished")
+    monkeypatch.setattr(optional, "is_installed", lambda module: module != "mpi4py")
+    monkeypatch.setattr(install, "run_uv", run_uv)
+    with contextlib.suppress(install.SetupError):
+        install.install(["mpi", "lessons"])
+    assert optional.UNFINISHED.exists() == fails
+    assert optional.missing("torch", "lessons", "tensorflow") == []
 
 
 def test_a_folder_that_happens_to_have_the_name_of_a_package_is_none(monkeypatch, tmp_path):

@@ -58,19 +58,17 @@ def install(extras: Sequence[str], *, wheel: Path | None = None, in_background: 
             arguments += pytorch_arguments(python)
         wanted = f"workshop-utils[{','.join(extras)}]"
         command = ["pip", "install", "--python", str(python), wanted, *arguments]
-        optional.UNFINISHED.write_text(
-            " ".join(extra for extra in optional.MODULES if optional.missing(extra))
-        )
+        brought = optional.MODULES if "all" in extras else extras
+        optional.UNFINISHED.write_text(" ".join(each for each in brought if optional.missing(each)))
         if wheel and horovod_build.has_frameworks():
             pass  # the wheel may be for others than those that were tested
         elif in_background:
             run_uv(python, *command, "--color", "never", log=output)
         else:
             run_uv(python, *command)
-        if "horovod" in extras:
-            optional.UNFINISHED.write_text("horovod")
-            horovod_build.install(wheel)
         optional.UNFINISHED.unlink()
+        if "horovod" in extras:
+            horovod_build.install(wheel)
 
 
 def is_own_environment() -> bool:
