@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -55,7 +56,14 @@ def is_installed(module: str) -> bool:
 
 
 def require(*extras: str) -> None:
-    """Raise `MissingPackage` if a module of `extras` is not installed."""
+    """Raise `MissingPackage` if a module of `extras` is not installed; wait for one that is being installed."""
+    if absent := missing(*extras):
+        try:
+            import_module(absent[0])  # which waits (`setup.install`); a question does not
+        except MissingPackage:
+            raise
+        except ImportError:
+            pass
     if absent := missing(*extras):
         raise MissingPackage(sentence(*extras), name=absent[0])
 

@@ -33,6 +33,7 @@ try:
     install.need("greeting")
     install.need("greeting")  # as in a cell that is run again
     print("going on, without", find_spec("greetings"), flush=True)
+    optional.require("greeting")
     import greetings
     print(greetings.TEXT, sys.meta_path == finders)
 except optional.MissingPackage as error:
