@@ -63,7 +63,7 @@ def require(*extras: str) -> None:
         except MissingPackage:
             raise
         except ImportError:
-            pass
+            pass  # the sentence below says more
     if absent := missing(*extras):
         raise MissingPackage(sentence(*extras), name=absent[0])
 
