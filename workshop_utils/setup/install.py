@@ -60,12 +60,10 @@ def install(extras: Sequence[str], *, wheel: Path | None = None, in_background: 
         command = ["pip", "install", "--python", str(python), wanted, *arguments]
         brought = optional.MODULES if "all" in extras else extras
         optional.UNFINISHED.write_text(" ".join(each for each in brought if optional.missing(each)))
-        if wheel and horovod_build.has_frameworks():
-            pass  # the wheel may be for others than those that were tested
-        elif in_background:
-            run_uv(python, *command, "--color", "never", log=output)
-        else:
-            run_uv(python, *command)
+        if in_background:
+            command += ["--color", "never"]
+        if not (wheel and horovod_build.has_frameworks()):  # which may be others than those that were tested
+            run_uv(python, *command, log=output if in_background else None)
         optional.UNFINISHED.unlink()
         if "horovod" in extras:
             horovod_build.install(wheel)
