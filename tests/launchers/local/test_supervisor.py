@@ -1,10 +1,12 @@
 """The supervisor itself: groups of small processes, and the events that it tells."""
 
+import io
 import os
 import platform
 import signal
 import subprocess
 import sys
+import tarfile
 
 import psutil
 import pytest
@@ -25,11 +27,10 @@ def python(name, script, **fields):
 class Group(ProcessGroup):
     """A group that keeps what it is told."""
 
-    def __init__(self, *processes, timeout_seconds=60, scratch=None, files=()):
+    def __init__(self, *processes, timeout_seconds=60, scratch=None, files=(), **more):
         self.events: list[Event] = []
-        super().__init__(
-            processes, self.events.append, timeout_seconds, scratch or scratch_folder(), dict(files)
-        )
+        scratch = scratch or scratch_folder()
+        super().__init__(processes, self.events.append, timeout_seconds, scratch, dict(files), **more)
 
     @property
     def ended(self):
@@ -75,12 +76,21 @@ def test_a_command_that_does_not_exist_is_named():
     assert group.said("one") == ["/no/such/program cannot be started in /: No such file or directory"]
 
 
-def test_a_scratch_folder_holds_its_files_and_is_for_its_owner_alone(nothing_is_left):
-    scratch = nothing_is_left / "workshop-scratch"
-    script = f"print(open({str(scratch / 'a/b.txt')!r}).read(), oct(os.stat({str(scratch)!r}).st_mode)[-3:])"
-    group = Group(python("one", script), scratch=scratch, files={"a/b.txt": "hällo"})
+def test_a_scratch_folder_holds_its_files_and_archives_and_is_for_its_owner_alone(nothing_is_left):
+    scratch, content = nothing_is_left / "workshop-scratch", io.BytesIO()
+    with tarfile.open(fileobj=content, mode="w:gz") as file:
+        entry = tarfile.TarInfo("c/d.bin")
+        entry.size, entry.mode = 2, 0o755
+        file.addfile(entry, io.BytesIO(b"\xff\0"))
+    script = f"""
+os.chdir({str(scratch)!r})
+print(open("a/b.txt").read(), open("a/c/d.bin", "rb").read(), os.access("a/c/d.bin", os.X_OK))
+print(oct(os.stat(".").st_mode)[-3:])
+"""
+    files, archives = {"a/b.txt": "hällo"}, {"a": content.getvalue()}
+    group = Group(python("one", script), scratch=scratch, files=files, archives=archives)
     group.end()
-    assert group.said("one") == ["hällo 700"]
+    assert group.said("one") == ["hällo b'\\xff\\x00' True", "700"]
     assert not scratch.exists()
 
 

@@ -5,6 +5,7 @@ An emulator of another target subclasses `ProcessRun` to tell, in that target's 
 
 from __future__ import annotations
 
+import base64
 import contextlib
 import json
 import os
@@ -14,7 +15,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -54,10 +55,11 @@ class Process:
 class ProcessGroup:
     """Processes under one supervisor. `on_event` is called, on a thread of its own, with what they do.
 
-    `scratch` is a folder that the supervisor makes, fills with `files` (text by relative path) and removes at
-    the end. The events are those of `supervisor`; the last is always `ended`, and once it has come no process,
-    and no folder, is left. With `is_read` the folder stays until `on_event` has returned from `read`. With
-    `start_warm`, a warm server's `start`, ranks are forked instead of executed.
+    `scratch` is a folder that the supervisor makes, fills with `files` (text by relative path) and with what is in
+    `archives` (each a `.tar.gz`, by the relative folder for its files), and removes at the end. The events are those
+    of `supervisor`; the last is always `ended`, and once it has come no process, and no folder, is left. With `is_read`
+    the folder stays until `on_event` has returned from `read`. With `start_warm`, a warm server's `start`, ranks are
+    forked instead of executed.
     """
 
     def __init__(
@@ -70,6 +72,7 @@ class ProcessGroup:
         start_warm: Callable[[int, int], None] | None = None,
         network: Switch | None = None,
         is_read: bool = False,
+        archives: Mapping[str, bytes] | None = None,
     ) -> None:
         self._on_event = on_event
         self._scratch = scratch
@@ -97,6 +100,7 @@ class ProcessGroup:
             "timeout_seconds": timeout_seconds,
             "scratch": str(scratch),
             "files": files,
+            "archives": {name: base64.b64encode(each).decode() for name, each in (archives or {}).items()},
             "network": asdict(network) if network else None,
             "is_read": is_read,
         }
@@ -188,11 +192,13 @@ class ProcessRun(Run):
         files: dict[str, str],
         network: Switch | None = None,
         start_warm: Callable[[int, int], None] | None = None,
+        archives: Mapping[str, bytes] | None = None,
     ) -> None:
         """Start everything; from now on `_on_event` is called, on a thread of its own."""
         self.warm, self._timeout_seconds = start_warm is not None, timeout_seconds
         self._group = ProcessGroup(
-            processes, self._on_event, timeout_seconds, scratch, files, start_warm, network, self.is_read
+            *(processes, self._on_event, timeout_seconds, scratch, files),
+            *(start_warm, network, self.is_read, archives),
         )
 
     def _request_stop(self) -> None:

@@ -97,7 +97,7 @@ class Supervisor:
         self._selector.register(wake, selectors.EVENT_READ)
         self._watch_owner(specification["owner"])
         try:
-            _write_files(Path(scratch), specification["files"])
+            _write_files(Path(scratch), specification["files"], specification["archives"])
             if specification["network"]:
                 self._make_switch(specification["network"])
             for process in specification["processes"]:
@@ -392,8 +392,17 @@ def _descendants() -> list[int]:
     return alive
 
 
-def _write_files(folder: Path, files: dict[str, str]) -> None:
+def _write_files(folder: Path, files: dict[str, str], archives: dict[str, str]) -> None:
+    """Fill `folder`: `files` are texts by path, `archives` each a `.tar.gz` in base64 by the folder for its files."""
     folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+    for name, encoded in archives.items():
+        import base64  # most runs have none, and start the sooner
+        import io
+        import tarfile
+
+        with tarfile.open(fileobj=io.BytesIO(base64.b64decode(encoded))) as file:
+            file.extraction_filter = getattr(tarfile, "data_filter", None)  # Python before 3.11.4 has none
+            file.extractall(folder / name)
     for name, text in files.items():
         path = folder / name
         path.parent.mkdir(parents=True, exist_ok=True)
