@@ -141,6 +141,11 @@ def pytest_collection_modifyitems(config, items):
         config.hook.pytest_deselected(items=heavy)
 
 
+@pytest.fixture(autouse=True, scope="session")
+def _logs_of_runs_go_elsewhere(tmp_path_factory):
+    os.environ["WORKSHOP_STATE"] = str(tmp_path_factory.mktemp("state"))
+
+
 @pytest.fixture(autouse=True)
 def _no_figure_is_left():
     yield
@@ -237,8 +242,8 @@ class RunByHand(Run):
     print = Run._receive_line
     end = Run._finish
 
-    def __init__(self, *workers: str) -> None:
-        super().__init__("job", workers or ("worker-0", "worker-1"))
+    def __init__(self, *workers: str, outputs: str | None = None) -> None:
+        super().__init__("job", workers or ("worker-0", "worker-1"), outputs)
         self.stops = 0
 
     def _request_stop(self) -> None:

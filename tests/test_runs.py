@@ -5,6 +5,7 @@ import time
 import pytest
 from conftest import RunByHand
 
+from workshop_utils import logs
 from workshop_utils.runs import METRIC_COLUMNS, Run, RunFailed, RunState
 
 
@@ -107,3 +108,67 @@ def test_what_only_looks_like_a_record_is_a_line_of_the_log(text):
     assert [line.text for line in run.logs()] == [text]
     assert run.metrics.empty
     assert run.starts == []
+
+
+# Log files
+
+
+@pytest.fixture
+def state(tmp_path, monkeypatch):
+    monkeypatch.setenv("WORKSHOP_STATE", str(tmp_path / "state"))
+    return tmp_path / "state" / "runs"
+
+
+def printed(line="hello", **fields):
+    """A run, going on, of which worker-0 has printed one line."""
+    run = RunByHand(**fields)
+    run.print("worker-0", line)
+    return run
+
+
+def test_each_process_s_log_is_a_file_of_what_it_printed_records_too(state):
+    run = RunByHand()
+    assert run.log_folder is None
+    record = metric(1, 1, loss=0.5)
+    for text in (
+        "[1,0]<stdout>: caf\u00e9\ud800",
+        f"[1,1]<stdout>: {record}",
+        "[1,1]<stderr>: 10%\r20%\r",
+        "mpirun's own",
+    ):
+        run.print("mpirun", text)
+    run.end(RunState.SUCCEEDED)
+    run.print("worker-0", "too late")
+    assert run.log_folder.parent == state
+    assert {file.name: file.read_text() for file in run.log_folder.iterdir()} == {
+        "worker-0.log": "caf\u00e9?\n",
+        "worker-1.log": f"{record}\n20%\n",
+        "mpirun.log": "mpirun's own\n",
+    }
+
+
+def test_with_outputs_the_logs_lie_there_and_are_listed_all_the_same(state, tmp_path):
+    run = printed(outputs=str(tmp_path / "outputs"))
+    assert run.log_folder.parent == tmp_path / "outputs" / "logs"
+    assert [folder.resolve() for folder in logs.runs()] == [run.log_folder]
+
+
+def test_the_last_twenty_runs_are_kept_and_one_that_still_goes_on_though_they_begin_in_one_second(state):
+    (state / "mine").mkdir(parents=True)
+    going_on = printed()
+    ended = [printed() for _ in range(2 * logs.KEPT)]
+    for run in ended:
+        run.end(RunState.SUCCEEDED)
+    last = printed()
+    assert [*logs.runs()] == [run.log_folder for run in (last, *ended[: -logs.KEPT : -1], going_on)]
+    assert (state / "mine").is_dir()
+
+
+def test_a_run_whose_log_cannot_be_kept_goes_on_and_says_so_once(state):
+    state.parent.mkdir()
+    state.touch()
+    run = printed()
+    run.print("worker-0", "world")
+    first, problem, last = (str(line) for line in run.logs())
+    assert (first, last) == ("[worker-0] hello", "[worker-0] world")
+    assert problem.startswith(f"[job] no more of its log is kept: {state}")

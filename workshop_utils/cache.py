@@ -1,4 +1,4 @@
-"""Where this package keeps what it has made or fetched, and could make or fetch again."""
+"""Where this package keeps its files on this machine."""
 
 from __future__ import annotations
 
@@ -9,6 +9,12 @@ import platformdirs
 
 
 def cache_folder() -> Path:
-    """WORKSHOP_CACHE, or the user's cache folder of this system."""
+    """For what could be made or fetched again: WORKSHOP_CACHE, or the user's cache folder of this system."""
     named = os.environ.get("WORKSHOP_CACHE") or platformdirs.user_cache_dir("workshop-utils")
+    return Path(named).expanduser().absolute()
+
+
+def state_folder() -> Path:
+    """For the logs of runs: WORKSHOP_STATE, or the user's state folder of this system."""
+    named = os.environ.get("WORKSHOP_STATE") or platformdirs.user_state_dir("workshop-utils")
     return Path(named).expanduser().absolute()

@@ -19,9 +19,11 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
 from workshop_utils.jobs import PlainError
+from workshop_utils.logs import RunLog
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -39,6 +41,7 @@ _TAG = re.compile(
 _NOISE = re.compile(
     r"\[\S+\] plm:ssh: Warning: setpgid\(|.*\[c10d\] The hostname of the client socket cannot be retrieved"
 )
+Record = dict[str, Any]
 RECORD_NUMBERS = {
     "metric": ("time", "step"),
     "start": ("time", "pid"),
@@ -76,26 +79,28 @@ class Run(ABC):
     """A started job. Leaving its `with` block stops whatever still runs.
 
     Attributes:
+        keeps_logs: whether every process's log is a file, below the folder `outputs` if there is one (see `logs`).
         waits_for: what the job is still waiting for, such as free nodes; empty once it runs.
         device: what device is emulated; None where there is none.
         notices: what the target has warned of so far, such as why a pod cannot start; each is in the log, too.
         remark: what is wrong with measurements on emulated devices, once the run has ended; "" if nothing is.
     """
 
+    keeps_logs: bool = True
     waits_for: str = ""
     notices: Sequence[str] = ()
     device: str | None = None
     remark: str = ""
 
-    def __init__(self, name: str, workers: tuple[str, ...]) -> None:
+    def __init__(self, name: str, workers: tuple[str, ...], outputs: str | None = None) -> None:
         self.name = name
         self.workers = workers
         self.launched_at = time.time()
         self._ended_at: float | None = None
         self._state = RunState.RUNNING
         self._reason = ""
-        self._lines: list[LogLine] = []
-        self._records: list[dict[str, Any]] = []
+        self._arrived: list[LogLine | Record] = []
+        self._log = RunLog(name, outputs)
         self._changed = threading.Condition()
 
     # What a target implements.
@@ -104,15 +109,27 @@ class Run(ABC):
     def _request_stop(self) -> None:
         """Ask the target to end everything; `_finish` follows once it has."""
 
+    def _receive_lines(self, worker: str, texts: Sequence[str], stream: str) -> None:
+        """Take in lines that have come together."""
+        with self._changed:
+            for text in texts:
+                self._receive_line(worker, text, stream)
+            self._log.flush()
+
     def _receive_line(self, worker: str, text: str, stream: str = "stdout") -> None:
         """Take in a line that a worker, or what has started workers, has printed: metric records, or lines of a log."""
         for name, line, origin in attributed(worker, text, stream):
-            record = _parse_record(line) if origin == "stdout" else None
+            record, seconds = _parse_record(line) if origin == "stdout" else None, self.seconds
             with self._changed:
-                if record is None:
-                    self._lines.append(LogLine(name, line, time.time() - self.launched_at, origin))
-                else:
-                    self._records.append(record)
+                self._arrived.append(record or LogLine(name, line, seconds, origin))
+                try:
+                    if self.keeps_logs:
+                        self._log.write(name, line)
+                except OSError as error:
+                    problem = (
+                        f"no more of its log is kept: {error.filename or self._log.folder}: {error.strerror}"
+                    )
+                    self._arrived.append(LogLine(self.name, problem, seconds, "stderr"))
                 self._changed.notify_all()
 
     def _finish(self, state: RunState, reason: str = "") -> None:
@@ -120,6 +137,7 @@ class Run(ABC):
         with self._changed:
             if self._state is RunState.RUNNING:
                 self._state, self._reason, self._ended_at = state, reason, time.time()
+            self._log.close()
             self._changed.notify_all()
 
     # What users call.
@@ -140,23 +158,27 @@ class Run(ABC):
         return (self._ended_at or time.time()) - self.launched_at
 
     @property
-    def records(self) -> list[dict[str, Any]]:
+    def log_folder(self) -> Path | None:
+        """Where the log of each process is, as `worker-0.log`; None before anything was printed."""
+        return self._log.folder
+
+    @property
+    def records(self) -> list[Record]:
         """Every metric record so far, as the workers printed them."""
         return self._records_of("metric")
 
     @property
-    def starts(self) -> list[dict[str, Any]]:
+    def starts(self) -> list[Record]:
         """When each worker reported that it had started, with its process id."""
         return self._records_of("start")
 
     @property
-    def devices(self) -> list[dict[str, Any]]:
+    def devices(self) -> list[Record]:
         """What each rank with an emulated device told: its `passes`, `host_share` of a core and `late_share`."""
         return self._records_of("device")
 
-    def _records_of(self, kind: str) -> list[dict[str, Any]]:
-        with self._changed:
-            return [record for record in self._records if record["workshop"] == kind]
+    def _records_of(self, kind: str) -> list[Record]:
+        return [each for each in self.arrivals() if isinstance(each, dict) and each["workshop"] == kind]
 
     @property
     def metrics(self) -> pd.DataFrame:
@@ -178,15 +200,20 @@ class Run(ABC):
 
         Metric records are not among them. An interrupt while following stops the run.
         """
-        position = 0
+        lines = (each for each in self.arrivals(follow) if isinstance(each, LogLine))
+        return (line for line in lines if worker in (None, line.worker))
+
+    def arrivals(self, follow: bool = False, start: int = 0) -> Iterator[LogLine | Record]:
+        """Lines of all workers and records of all kinds as they came, from number `start` on; `follow` as in `logs`."""
+        position = start
         try:
             while True:
                 with self._changed:
-                    if follow and position == len(self._lines) and self._state is RunState.RUNNING:
+                    if follow and position == len(self._arrived) and self._state is RunState.RUNNING:
                         self._changed.wait(timeout=0.5)
-                    fresh, running = self._lines[position:], self._state is RunState.RUNNING
+                    fresh, running = self._arrived[position:], self._state is RunState.RUNNING
                 position += len(fresh)
-                yield from (line for line in fresh if worker in (None, line.worker))
+                yield from fresh
                 if not fresh and not (follow and running):
                     return
         except KeyboardInterrupt:
@@ -244,16 +271,18 @@ def attributed(name: str, text: str, stream: str) -> Iterator[tuple[str, str, st
         if tagged:
             name = tagged["name"] or f"worker-{tagged['rank']}"
             part, stream = tagged["text"], tagged["stream"]
+        if "\r" in part:  # of a progress bar, the last state
+            part = part.rstrip("\r").rpartition("\r")[2]
         if (part or not ended) and not _NOISE.match(part):
             yield name, part, stream
 
 
-def _parse_record(text: str) -> dict[str, Any] | None:
+def _parse_record(text: str) -> Record | None:
     """The record in `text`, or None for a line of the log, even one that only looks like a record."""
     if not text.startswith('{"workshop": '):
         return None
     try:
-        record: dict[str, Any] = json.loads(text)
+        record: Record = json.loads(text)
     except (ValueError, RecursionError):
         return None
     numbers = RECORD_NUMBERS.get(str(record["workshop"]), ("",))

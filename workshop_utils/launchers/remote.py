@@ -49,8 +49,15 @@ class RemoteRun(Run):
     lines of its log.
     """
 
-    def __init__(self, name: str, workers: tuple[str, ...], job: RemoteJob, poll_seconds: float = 1) -> None:
-        super().__init__(name, workers)
+    def __init__(
+        self,
+        name: str,
+        workers: tuple[str, ...],
+        job: RemoteJob,
+        poll_seconds: float = 1,
+        outputs: str | None = None,
+    ) -> None:
+        super().__init__(name, workers, outputs)
         self._remote, self._poll_seconds = job, poll_seconds
         self._wake = threading.Event()
         self._is_stopping = False  # the target was asked to stop the job, and has not refused
@@ -112,6 +119,7 @@ class RemoteRun(Run):
         """Take in what is new in the log; a log that cannot be read does not change how the job ends."""
         try:
             self._remote.read(self._receive_line)
+            self._log.flush()
         except (Unreachable, OSError) as error:
             warning = f"the log cannot be read: {error}"
             if all(line.text != warning for line in self.logs(worker=self.name)):

@@ -107,7 +107,8 @@ class Slurm(TargetSettings):
         except BaseException:
             shutil.rmtree(folder, ignore_errors=True)
             raise
-        return RemoteRun(job.name, request.workers, SlurmJob(job.name, number, folder, request.tasks))
+        submitted = SlurmJob(job.name, number, folder, request.tasks)
+        return RemoteRun(job.name, request.workers, submitted, outputs=job.outputs)
 
     def _request(self, job: TrainingJob, folder: Path) -> SlurmRequest:
         if folder.resolve().is_relative_to(job.folder.resolve()):

@@ -161,7 +161,7 @@ class _RanksRun(ProcessRun):
         files: what the ranks have left in the run's folder: `worker-0.value` and the like.
     """
 
-    is_read = True
+    is_read, keeps_logs = True, False
     lines_are_shown = False  # they are printed while they come
 
     def __init__(self, *arguments: Any) -> None:

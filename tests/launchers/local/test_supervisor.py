@@ -42,7 +42,8 @@ class Group(ProcessGroup):
         return self.ended
 
     def said(self, name):
-        return [event["text"] for event in self.events if event["event"] == "line" and event["name"] == name]
+        lines = [event for event in self.events if event["event"] == "lines" and event["name"] == name]
+        return [text for event in lines for text in event["texts"]]
 
     def pid(self, name):
         def started():
@@ -166,7 +167,7 @@ def test_a_process_whose_first_thread_has_ended_is_not_forgotten():
         f"ctypes.CDLL(None).syscall({number}, 0)"  # this thread alone; the process stays, as a zombie
     )
     group = Group(python("one", script))
-    assert eventually(lambda: any(event["event"] == "line" for event in group.events))
+    assert eventually(lambda: any(event["event"] == "lines" for event in group.events))
     (pid,) = [event["pid"] for event in group.events if event["event"] == "started"]
     assert eventually(lambda: psutil.Process(pid).status() == psutil.STATUS_ZOMBIE)
     group.stop()

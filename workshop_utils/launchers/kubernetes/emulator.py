@@ -210,7 +210,7 @@ class EmulatedPodsRun(ProcessRun):
         return True
 
     def _on_pod_event(self, name: str, event: Event) -> None:
-        if event["event"] in ("started", "line", "silent"):
+        if event["event"] in ("started", "lines", "silent"):
             if event["event"] == "started":
                 self._phases[name] = "Running"
             super()._on_event(event)

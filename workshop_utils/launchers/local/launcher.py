@@ -190,7 +190,7 @@ class Local:
 
 def start(
     request: LocalRequest,
-    make_run: Callable[[str, tuple[str, ...], PortReservation], RunType],
+    make_run: Callable[[str, tuple[str, ...], PortReservation, str | None], RunType],
     files: Mapping[str, str],
     framework: str | None,
 ) -> RunType:
@@ -200,7 +200,7 @@ def start(
     """
     for folder in filter(None, (request.job.outputs, request.job.checkpoints)):
         Path(folder).mkdir(parents=True, exist_ok=True)
-    run = make_run(request.job.name, request.workers, request.reservation)
+    run = make_run(request.job.name, request.workers, request.reservation, request.job.outputs)
     run.network, run.device = request.network, request.device
     run._start(
         request.processes,

@@ -176,8 +176,10 @@ class ProcessRun(Run):
     network: str | None = None
     is_read = False  # whether a subclass reads the run's folder, at the event `read`
 
-    def __init__(self, name: str, workers: tuple[str, ...], reservation: PortReservation) -> None:
-        super().__init__(name, workers)
+    def __init__(
+        self, name: str, workers: tuple[str, ...], reservation: PortReservation, outputs: str | None = None
+    ) -> None:
+        super().__init__(name, workers, outputs)
         self.process_ids: dict[str, int] = {}
         self.warm = False
         self._reservation = reservation
@@ -207,8 +209,8 @@ class ProcessRun(Run):
     def _on_event(self, event: Event) -> None:
         if event["event"] == "started":
             self.process_ids[event["name"]] = event["pid"]
-        elif event["event"] == "line":
-            self._receive_line(event["name"], event["text"], event["stream"])
+        elif event["event"] == "lines":
+            self._receive_lines(event["name"], event["texts"], event["stream"])
         elif event["event"] == "silent":
             self._ask_for_stacks(event["supervisor"])
         elif event["event"] == "ended":

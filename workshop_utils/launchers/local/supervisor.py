@@ -6,7 +6,7 @@ hundredths of a second. It has one thread, so it may fork; the notebook that ask
 It reads one JSON line (the specification, see `run.ProcessGroup`) and writes events as JSON lines:
 
     {"event": "started", "name": ..., "pid": ...}
-    {"event": "line", "name": ..., "stream": "stdout" | "stderr", "text": ...}
+    {"event": "lines", "name": ..., "stream": "stdout" | "stderr", "texts": [...]}  at least one
     {"event": "exited", "name": ..., "code": ..., "ours": ...}  a negative code is a signal, as in subprocess; ours:
                                                                 whether that was sent here
     {"event": "silent", "supervisor": ...}  its process id, at the timeout; the owner asks for stacks meanwhile
@@ -296,10 +296,10 @@ class Supervisor:
         if rest and (not chunk or len(rest) > LINE_LIMIT):
             lines.append(rest)
         elif chunk:
-            self._unended[descriptor] = rest
-        for line in lines:
-            text = line.decode(errors="replace").rstrip("\r")
-            self._tell({"event": "line", "name": name, "stream": stream, "text": text})
+            self._unended[descriptor] = _last_state(rest)
+        if lines:
+            texts = [_last_state(line).rstrip(b"\r").decode(errors="replace") for line in lines]
+            self._tell({"event": "lines", "name": name, "stream": stream, "texts": texts})
         if not chunk:
             self._selector.unregister(descriptor)
             os.close(descriptor)
@@ -351,6 +351,11 @@ class Supervisor:
     def _pump_until(self, deadline: float, done: Callable[[], bool]) -> None:
         while not done() and (remaining := deadline - time.monotonic()) > 0:
             self._pump(min(remaining, 0.05))
+
+
+def _last_state(line: bytes) -> bytes:
+    """`line` without what a progress bar has overwritten, by returning to the line's start."""
+    return line[line.rstrip(b"\r").rfind(b"\r") + 1 :]
 
 
 def _readable(descriptor: int) -> bool:

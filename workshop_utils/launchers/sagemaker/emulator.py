@@ -22,7 +22,7 @@ import tempfile
 import threading
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, ClassVar
 
 import psutil
 
@@ -35,7 +35,7 @@ from workshop_utils.launchers.sagemaker.settings import SageMakerSettings
 from workshop_utils.launchers.sagemaker.submission import submission_of
 from workshop_utils.launchers.source import shipped
 from workshop_utils.network.ports import PortReservation
-from workshop_utils.runs import Run, RunState
+from workshop_utils.runs import LogLine, Run, RunState
 from workshop_utils.training import data
 
 if TYPE_CHECKING:
@@ -153,9 +153,10 @@ class SpotRun(Run):
             with contextlib.suppress(psutil.NoSuchProcess):
                 process.kill()
 
-    def _records_of(self, kind: str) -> list[dict[str, Any]]:
-        attempts = enumerate(self.attempts)
-        return [{**each, "attempt": n} for n, run in attempts for each in run._records_of(kind)]
+    @property
+    def log_folder(self) -> Path | None:
+        """That of the last attempt; each has one of its own."""
+        return self.attempts[-1].log_folder
 
     def _request_stop(self) -> None:
         with self._starting:
@@ -181,10 +182,14 @@ class SpotRun(Run):
 
         SageMaker restarts the job, not a host. A script is not told: what it finds in its checkpoints says so.
         """
-        for line in run.logs(follow=True):
+        attempt, later = len(self.attempts) - 1, run.launched_at - self.launched_at
+        for each in run.arrivals(follow=True):
+            if isinstance(each, LogLine):
+                each = replace(each, seconds=each.seconds + later)
+            else:
+                each = {**each, "attempt": attempt}
             with self._changed:
-                seconds = line.seconds + run.launched_at - self.launched_at
-                self._lines.append(replace(line, seconds=seconds))
+                self._arrived.append(each)
                 self._changed.notify_all()
         with self._starting:
             if self._stopping or run is not self._interrupted or run.state is not RunState.FAILED:
@@ -254,7 +259,7 @@ def start(request: Request, checkpoints: Path | None = None) -> EmulatedRun:
         program = (sys.executable, str(scratch / PROGRAM.name), "container")
         argv = (*program, json.dumps(layout, default=str), *command)
         processes.append(Process(host, argv, own_variables, tempfile.gettempdir()))
-    run = EmulatedRun(submission.name, submission.hosts, reservation)
+    run = EmulatedRun(submission.name, submission.hosts, reservation, outputs)
     if submission.driver:
         run.error = "CalledProcessError"
     run._start(processes, submission.limit_seconds, scratch, files)

@@ -1,0 +1,126 @@
+"""The log files of runs: one for each process, in a folder that outlives the run.
+
+The folder is `OUTPUTS/logs/NAME-TIME/`, or without outputs `runs/NAME-TIME/` in the user's state folder, which has the
+last 20; there a link leads to the former.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import os
+import re
+import shutil
+import time
+from pathlib import Path
+from typing import TextIO
+
+from workshop_utils.cache import state_folder
+
+KEPT = 20  # runs
+RUN = re.compile(r"(?P<name>.+)-(?P<time>\d{8}-\d{6})(-(?P<number>\d+))?")
+
+
+class RunLog:
+    """The log files of the run `name`, made at its first line and open until `close`.
+
+    Attributes:
+        folder: where they are; None before the first line, and where no folder can be made.
+    """
+
+    def __init__(self, name: str, outputs: str | None = None) -> None:
+        self.folder: Path | None = None
+        self._name, self._outputs, self._is_closed = name, outputs, False
+        self._files: dict[str, TextIO] = {}
+        self._lock: int | None = None
+
+    def write(self, process: str, line: str) -> None:
+        """Add a line to the log of `process`; nothing once it is closed. Raises OSError where it cannot, and closes."""
+        if self._is_closed:
+            return
+        try:
+            if self.folder is None:
+                self.folder = _made(self._name, self._outputs)
+                self._lock = _locked(self.folder)
+            if process not in self._files:
+                path = self.folder / f"{process}.log"
+                self._files[process] = path.open("a", encoding="utf-8", errors="replace", newline="\n")
+            self._files[process].write(f"{line}\n")
+        except OSError:
+            self.close()
+            raise
+
+    def flush(self) -> None:
+        """Let others read what has been written."""
+        for file in self._files.values():
+            with contextlib.suppress(OSError):  # the next line will say so
+                file.flush()
+
+    def close(self) -> None:
+        """Close the files; from now on another run may remove them."""
+        self._is_closed = True
+        for file in self._files.values():
+            with contextlib.suppress(OSError):  # the disk is full
+                file.close()
+        if self._lock is not None:
+            os.close(self._lock)
+        self._files, self._lock = {}, None
+
+
+def runs() -> list[Path]:
+    """The folders of the runs that are kept, the latest first."""
+    folder = state_folder() / "runs"
+    known = [path for path in folder.iterdir() if RUN.fullmatch(path.name)] if folder.is_dir() else []
+    return sorted(known, key=_start, reverse=True)
+
+
+def _start(folder: Path) -> tuple[str, int]:
+    match = RUN.fullmatch(folder.name)
+    assert match is not None
+    return match["time"], int(match["number"] or 1)
+
+
+def _made(name: str, outputs: str | None) -> Path:
+    """A new folder for the logs of the run `name`. Raises OSError where there can be none."""
+    kept = state_folder() / "runs"
+    parent, moment = Path(outputs).absolute() / "logs" if outputs else kept, time.strftime("%Y%m%d-%H%M%S")
+    for number in itertools.count(1):
+        folder = parent / f"{name}-{moment}{f'-{number}' if number > 1 else ''}"
+        try:
+            folder.mkdir(parents=True)
+        except FileExistsError:  # of a run that began in the same second
+            if not parent.is_dir():
+                raise
+            continue
+        with contextlib.suppress(OSError):  # the logs themselves are elsewhere
+            if outputs:
+                kept.mkdir(parents=True, exist_ok=True)
+                (kept / folder.name).symlink_to(folder)
+            for old in runs()[KEPT:]:
+                _remove(old)
+        return folder
+    raise AssertionError("unreachable")
+
+
+def _remove(folder: Path) -> None:
+    """Remove what is kept of a run, unless it is still going; what lies in its outputs stays."""
+    if folder.is_symlink():
+        folder.unlink()
+    elif (lock := _locked(folder, alone=True)) is not None:
+        shutil.rmtree(folder, ignore_errors=True)
+        os.close(lock)
+
+
+def _locked(folder: Path, alone: bool = False) -> int | None:
+    """A descriptor that keeps other processes from removing `folder`; None where they do, or the system has no such."""
+    with contextlib.suppress(ImportError, OSError):
+        import fcntl  # not on Windows
+
+        descriptor = os.open(folder, os.O_RDONLY)
+        try:
+            fcntl.flock(descriptor, (fcntl.LOCK_EX if alone else fcntl.LOCK_SH) | fcntl.LOCK_NB)
+        except OSError:
+            os.close(descriptor)
+            raise
+        return descriptor
+    return None
