@@ -1,41 +1,47 @@
-"""A run as it happens, in a terminal: one line a worker."""
+"""A run as it happens: the lines of its workers, and in a terminal a table below them, one row a worker."""
 
 from __future__ import annotations
 
 import contextlib
 import math
+import re
 import sys
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
+from io import TextIOWrapper
 from typing import Any
 
 import pandas as pd
 import typer
+from rich.console import Console
 from rich.live import Live
+from rich.segment import Segment, Segments
 from rich.table import Table
 
-from workshop_utils.runs import Run, RunFailed, RunState
+from workshop_utils.runs import LogLine, Record, Run, RunFailed, RunState
 
 COLUMNS = {"device": "{}", "step": "{:.0f}", "loss": "{:.4f}", "accuracy": "{:.3f}"}
 COLUMNS["samples_per_second"] = "{:,.0f}"
 REFRESH_SECONDS = 0.25
+COLOURS = (36, 35, 32, 33, 34, 31)  # of workers, in turn: codes of ANSI
+# What a line may hold that would move the cursor, or worse; its colours may stay.
+CONTROLS = re.compile(r"(\x1b\[[\d;]*m)|\x1b\[[0-?]*[ -/]*[@-~]|[\x00-\x08\x0b-\x1f\x7f-\x9f]")
 
 
 def show(run: Run) -> None:
     """Follow `run` to its end, and stop it where that is left early. Raises typer.Exit with 1 where it failed."""
+    if isinstance(sys.stdout, TextIOWrapper):
+        sys.stdout.reconfigure(errors="replace")
     # A notebook forces colours, but it cannot redraw a table.
     redraws = sys.stdout.isatty()
     table = Live(get_renderable=lambda: _table(run), refresh_per_second=1 / REFRESH_SECONDS)
     try:
         with table if redraws else contextlib.nullcontext():
-            _print(run, reports=not redraws)
+            _follow(run, table.console if redraws else None)
     finally:
         run.stop()
     if run.state is RunState.FAILED:
         typer.echo(f"workshop: {run.reason}", err=True)
         raise typer.Exit(1)
-    for line in run.logs():  # such as the step from which it resumed
-        if str(line) not in run.notices:
-            typer.echo(str(line))
     typer.echo(f"{run.name}: {run.state} in {run.seconds:.1f} s")
     if run.remark:
         typer.echo(run.remark)
@@ -63,24 +69,37 @@ def _values(report: Mapping[Any, Any]) -> dict[str, str]:
     return {name: "" if pd.isna(value) else COLUMNS[name].format(value) for name, value in values.items()}
 
 
-def _print(run: Run, reports: bool) -> None:
-    """Each notice, above a table if there is one, and with `reports` each report, as a line of text as it comes."""
-    printed, told, waits_for = 0, 0, ""
+def _follow(run: Run, console: Console | None) -> None:
+    """Print what comes as it comes: above the table of a `console` each line, without one each report as well."""
+    position, waits_for = 0, ""
     while True:
         running = run.state is RunState.RUNNING
-        for notice in run.notices[told:]:
-            print(notice)
-            told += 1
-        if reports and run.waits_for != waits_for:
+        if console is None and run.waits_for != waits_for:
             waits_for = run.waits_for
             print(f"{run.name} waits for {waits_for}" if waits_for else f"{run.name} has started")
-        records = run.records[printed:] if reports else []
-        for record in records:
-            values = ", ".join(f"{name} {text}" for name, text in _values(record).items() if text)
-            print(f"[{record['worker']}] {values}")
-        printed += len(records)
-        sys.stdout.flush()
+        arrivals = list(run.arrivals(start=position))
+        position += len(arrivals)
+        if console is None:
+            sys.stdout.write("".join(f"{text}\n" for text in _plain(arrivals)))
+            sys.stdout.flush()
+        elif lines := [_coloured(each, run) for each in arrivals if isinstance(each, LogLine)]:
+            console.print(Segments([Segment("".join(lines))]), end="", crop=False)
         if not running:
             return
         with contextlib.suppress(TimeoutError, RunFailed):
             run.wait(REFRESH_SECONDS)
+
+
+def _plain(arrivals: Iterable[LogLine | Record]) -> Iterable[str]:
+    for each in arrivals:
+        if isinstance(each, LogLine):
+            yield str(each)
+        elif each["workshop"] == "metric":
+            values = ", ".join(f"{name} {text}" for name, text in _values(each).items() if text)
+            yield f"[{each['worker']}] {values}"
+
+
+def _coloured(line: LogLine, run: Run) -> str:
+    number = run.workers.index(line.worker) if line.worker in run.workers else -1
+    text = CONTROLS.sub(lambda found: found[1] or "", line.text)
+    return f"\x1b[{COLOURS[number % len(COLOURS)]}m[{line.worker}]\x1b[0m {text}\x1b[0m\n"
