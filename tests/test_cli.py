@@ -13,6 +13,7 @@ from typer.testing import CliRunner
 
 from workshop_utils import cli
 from workshop_utils.cli import terminal
+from workshop_utils.jobs import JobError
 from workshop_utils.runs import RunState
 
 REPORTS_THREE_STEPS = """
@@ -31,12 +32,34 @@ def launch(job, *arguments):
     return subprocess.run([*COMMAND, str(job.folder), *arguments], capture_output=True, text=True, timeout=60)
 
 
-def test_launch_prints_each_report_and_the_end(make_job):
-    job = make_job(REPORTS_THREE_STEPS)
+def test_launch_prints_each_line_and_each_report_as_it_comes_and_logs_shows_them_again(make_job):
+    job = make_job(REPORTS_THREE_STEPS, "print('10%\\r50%\\rdone')\nprint('odd \\x1b[A')")
     done = launch(job)
     assert done.returncode == 0, done.stderr
-    assert "[worker-0] step 2, loss 0.3333, samples_per_second 1,000" in done.stdout
-    assert f"{job.name}: succeeded" in done.stdout
+    printed = done.stdout.splitlines()
+    assert printed[2:5] == [
+        "[worker-0] step 2, loss 0.3333, samples_per_second 1,000",
+        "[worker-0] done",
+        "[worker-0] odd \x1b[A",
+    ]
+    assert printed[5].startswith(f"{job.name}: succeeded")
+    again = CliRunner().invoke(cli.app, ["logs", job.name]).output
+    assert again.startswith("==> worker-0 <==\n")
+    assert "\ndone\nodd \x1b[A\nthese files are in /" in again
+    with pytest.raises(JobError, match=rf"there is no run 'nobody'; there are: .*{job.name}-2"):
+        CliRunner().invoke(cli.app, ["logs", "nobody"], catch_exceptions=False)
+
+
+def test_a_reader_that_closes_the_pipe_ends_the_run(make_job):
+    job = make_job("while True: print('x' * 1000)")
+    save(job)
+    with subprocess.Popen(
+        [*COMMAND, str(job.folder)], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    ) as process:
+        assert process.stdout.readline() == f"[worker-0] {'x' * 1000}\n"
+        process.stdout.close()
+        assert process.stderr.read() == ""
+    assert process.returncode == 1
 
 
 def test_an_interrupt_before_the_display_stops_the_run_as_well(make_job, monkeypatch):

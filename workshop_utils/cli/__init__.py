@@ -100,6 +100,32 @@ def launch(
             raise typer.Exit(128 + (caught or [signal.SIGINT])[0]) from None
 
 
+@app.command()
+def logs(
+    run: Annotated[
+        str | None, typer.Argument(help="A run, or a job for its last one; by default the last.")
+    ] = None,
+) -> None:
+    """Show what each process of a run has printed, and where these files are; the last 20 runs are kept."""
+    import shutil
+
+    from workshop_utils.jobs import JobError
+    from workshop_utils.logs import RUN, runs
+
+    there = {folder.name: folder for folder in runs() if folder.is_dir()}
+    names = (name for name in there if run in (None, name, RUN.sub(r"\g<name>", name)))
+    if (name := next(names, None)) is None:
+        known = ", ".join(there) or "none yet"
+        raise JobError(
+            f"there is no run {run!r}; there are: {known}" if run else f"there are logs of {known}"
+        )
+    for file in sorted(there[name].glob("*.log"), key=lambda path: (len(path.name), path.name)):
+        typer.echo(f"==> {file.stem} <==")
+        with file.open("rb") as text:
+            shutil.copyfileobj(text, sys.stdout.buffer)
+    typer.echo(f"these files are in {there[name].resolve()}")
+
+
 @contextlib.contextmanager
 def _signals_interrupt() -> Iterator[list[int]]:
     """Let a closed terminal, and a polite kill, end a run as Ctrl-C does, once; the list holds what came."""
