@@ -169,6 +169,21 @@ def test_the_workshop_s_own_ranks_feel_it_and_stamped_links_where_there_is_no_ne
     assert set(delayed.metrics["bytes_sent"]) == {400_000}
 
 
+def test_the_table_of_pytorch_s_all_reduce_shows_the_link_s_rate():
+    job = TrainingJob.load(JOBS / "measure_all_reduce/torch.yaml")
+    arguments = {"maxbytes": 131_072, "repeats": 3, "datatype": "bfloat16"}
+    run = Local(network=Network(bandwidth="40Mbit")).launch(job.replace(workers=3, arguments=arguments))
+    with run.wait(120):
+        lines = [line.text for line in run.logs(worker="worker-0")]
+    rows = [line.split() for line in lines if line and not line.startswith("#")]
+    assert [row[:2] + row[-1:] for row in rows] == [[f"{2**n}", f"{2**n // 2}", "0"] for n in range(3, 18)]
+    *_, microseconds, algorithm, bus, _ = map(float, rows[-1][:2] + rows[-1][4:])
+    assert 1e3 * algorithm == pytest.approx(131_072 / microseconds, rel=0.02)
+    assert EARLIEST < 0.956 * 5e-3 / bus < LATEST
+    assert bus == pytest.approx(4 / 3 * algorithm, rel=0.02)
+    assert "as lesson 15 fits it" in lines[-1]
+
+
 def test_ranks_that_mpirun_starts_cannot_have_networks_of_their_own(make_job):
     job = make_job("", strategy="mpi", workers=2)
     with pytest.raises(JobError, match=r"mpirun starts the workers .*; leave the network out, or use"):
