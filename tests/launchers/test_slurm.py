@@ -240,7 +240,7 @@ def test_a_folder_of_runs_within_the_job_s_own_is_refused(make_job):
 
 
 @needs_slurm
-def test_a_rank_finds_its_arguments_and_linked_files_and_ends_with_all_it_started(make_job, target, tmp_path):
+def test_a_rank_finds_its_arguments_and_linked_files_and_ends_with_all_it_started(make_job, target):
     arguments = {"text": 'it\'s "$HOME"\n`x`'}
     job = make_job(
         """
@@ -253,10 +253,10 @@ def test_a_rank_finds_its_arguments_and_linked_files_and_ends_with_all_it_starte
         """,
         arguments=arguments,
     )
-    (tmp_path / "elsewhere").mkdir()
-    (tmp_path / "elsewhere" / "util.py").write_text("ANSWER = 42")
-    (job.folder / "common").symlink_to(tmp_path / "elsewhere")
-    (job.folder / "one.py").symlink_to(os.path.relpath(tmp_path / "elsewhere" / "util.py", job.folder))
+    (job.folder / "shared").mkdir()
+    (job.folder / "shared" / "util.py").write_text("ANSWER = 42")
+    (job.folder / "common").symlink_to("shared")
+    (job.folder / "one.py").symlink_to(job.folder / "shared" / "util.py")
     (job.folder / ".#train.py").symlink_to("me@here")  # an editor's, which leads nowhere
     with target.launch(job) as run:
         run.wait(PATIENCE_SECONDS)

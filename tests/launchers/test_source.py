@@ -1,13 +1,15 @@
 """What travels with a job's script, and that each launcher can be imported by itself."""
 
 import io
+import os
 import subprocess
 import sys
 import tarfile
 
 import pytest
 
-from workshop_utils.launchers.source import shipped, unpack
+from workshop_utils.jobs import JobError
+from workshop_utils.launchers.source import packed, packed_data, shipped, unpack
 
 EACH_ALONE = """
 import importlib, sys
@@ -53,6 +55,60 @@ def test_an_archive_is_unpacked_into_its_folder_and_nowhere_else(tmp_path):
         with pytest.raises(tarfile.TarError):
             unpack(_archive(name, links_to), folder)
     assert [*tmp_path.rglob("*")] == [folder, folder / "inside", folder / "inside/file"]
+
+
+def test_a_folder_travels_whole_with_any_kind_of_file_but_not_what_the_job_writes(make_job, tmp_path):
+    job = make_job("", outputs=str(tmp_path / "job-0" / "out"))
+    job = job.replace(outputs=str(job.folder / "out"))
+    for name, content in (
+        ("lib/model.py", b"x = 1"),
+        ("checkpoints.py", b""),
+        ("logo.png", b"\x89PNG\xff"),
+        ("out/model", b""),
+    ):
+        (job.folder / name).parent.mkdir(exist_ok=True)
+        (job.folder / name).write_bytes(content)
+    (job.folder / "run.sh").write_text("echo")
+    (job.folder / "run.sh").chmod(0o755)
+    archive = packed(job)
+    unpack(archive, tmp_path / "there")
+    there = {path.relative_to(tmp_path / "there").as_posix() for path in (tmp_path / "there").rglob("*.*")}
+    assert {
+        "train.py",
+        "lib/model.py",
+        "checkpoints.py",
+        "logo.png",
+        "run.sh",
+        "workshop_utils/place.py",
+    } <= there
+    assert not (tmp_path / "there" / "out").exists()
+    assert (tmp_path / "there" / "logo.png").read_bytes() == b"\x89PNG\xff"
+    assert os.access(tmp_path / "there" / "run.sh", os.X_OK)
+    assert packed(job) == archive
+
+
+@pytest.mark.parametrize(
+    ("spoil", "said"),
+    [
+        (lambda folder: (folder / "data").symlink_to("/etc"), "data is a link that leads out of the folder, to /etc"),
+        (lambda folder: (folder / "again").symlink_to("."), "again is a link that leads back into itself"),
+        (lambda folder: (folder / "workshop_utils").mkdir() or (folder / "workshop_utils/a.py").touch(), "rename it"),
+        (lambda folder: os.truncate(os.open(folder / "big", os.O_RDWR | os.O_CREAT), 3 * 10**9), r"big 3,000.0 MB"),
+    ],
+)  # fmt: skip
+def test_a_folder_that_cannot_travel_is_refused_in_a_sentence(make_job, spoil, said):
+    job = make_job("")
+    spoil(job.folder)
+    with pytest.raises(JobError, match=said):
+        packed(job)
+
+
+def test_data_travel_with_a_folder_for_each_channel(make_job, tmp_path):
+    (tmp_path / "corpus.txt").write_text("to be")
+    job = make_job("", data={"train": str(tmp_path / "corpus.txt"), "test": "digits"})
+    unpack(packed_data(job), tmp_path / "there")
+    assert (tmp_path / "there/train/corpus.txt").read_text() == "to be"
+    assert len([*(tmp_path / "there/test").iterdir()]) == 4
 
 
 def test_a_link_in_an_archive_becomes_a_copy(tmp_path):

@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
+import gzip
 import io
 import os
 import tarfile
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 
-from workshop_utils.jobs import TrainingJob
+from workshop_utils.jobs import JobError, TrainingJob
 from workshop_utils.jobs.function import TRAVELS, TRAVELS_IF_USED
 from workshop_utils.jobs.imports import imported
 from workshop_utils.strategies import strategy_of
+from workshop_utils.training import data
 
 PACKAGE = Path(__file__).parents[1]
 LEFT_OUT = {"__pycache__", ".ipynb_checkpoints", ".git", ".venv"}
+MOST_NBYTES = 200_000_000  # of a folder that travels with a job, before it is packed
 
 
 def shipped(job: TrainingJob) -> dict[str, str]:
@@ -23,6 +27,8 @@ def shipped(job: TrainingJob) -> dict[str, str]:
     passing, and what splits a model with it, which needs PyTorch.
     """
     files = {PACKAGE / f"{name.replace('.', '/')}.py" for name in TRAVELS}
+    if job.needs_start:
+        files.add(PACKAGE / "start.py")
     imports = imported(job.script_path)
     full_names = {f"{module}.{name}" for module, names in imports.items() for name in ("", *names)}
     used = {full.split(".")[1] for full in full_names if full.startswith("workshop_utils.")}
@@ -63,17 +69,86 @@ def unpack(archive: bytes, folder: Path) -> list[Path]:
 def packed(job: TrainingJob) -> bytes:
     """A `.tar.gz` of the job's folder, with the modules that its script may import beside the script.
 
-    It holds what a link points to in place of the link, which would lead nowhere on another machine.
+    It holds what a link points to in place of the link, which would lead nowhere on another machine. What the job
+    itself writes into its folder, as `outputs` and `checkpoints`, stays.
+
+    Raises:
+        JobError: if a link leads out of the folder, the folder is too large, or it has a module of this package's name.
     """
+    written = {Path(path).resolve() for path in (job.outputs, job.checkpoints) if path}
+    files = {
+        name: path for name, path in _files(job.folder) if written.isdisjoint([path, *path.resolve().parents])
+    }
+    if any(Path(name).parts[0] in ("workshop_utils", "workshop_utils.py") for name in files):
+        if (job.folder / "workshop_utils").resolve() != PACKAGE:
+            raise JobError(
+                f"{job.folder / 'workshop_utils'} has the name of the package that travels with a job: rename it"
+            )
+        files = {name: path for name, path in files.items() if Path(name).parts[0] != "workshop_utils"}
+    return _archive(files, "folder", shipped(job))
+
+
+def packed_data(job: TrainingJob) -> bytes:
+    """A `.tar.gz` of the job's data, with a folder for each channel where it has several.
+
+    Raises:
+        DataError: if there is no such data.
+        JobError: if it is too large.
+    """
+    return _archive(dict(_files(data.prepare_all(job.data or {}), inside=False)), "data")
+
+
+def _files(folder: Path, inside: bool = True) -> Iterator[tuple[str, Path]]:
+    """The files below `folder` by relative path, those behind links too. Raises JobError for links that lead out."""
+    top = folder.resolve()
+    for below, subfolders, names in os.walk(folder, followlinks=True):
+        subfolders[:] = sorted(set(subfolders) - LEFT_OUT)
+        for path in sorted(Path(below, name) for name in {*names, *subfolders} - LEFT_OUT):
+            if inside and path.is_symlink() and path.exists():  # an editor's lock leads nowhere
+                target = path.resolve()
+                if not target.is_relative_to(top) or path.parent.resolve().is_relative_to(target):
+                    leads = "out of the folder" if not target.is_relative_to(top) else "back into itself"
+                    raise JobError(
+                        f"{path} is a link that leads {leads}, to {target}: copy it, or name it in data"
+                    )
+            if path.is_file():
+                yield path.relative_to(folder).as_posix(), path
+
+
+def _archive(files: Mapping[str, Path], field: str, texts: Mapping[str, str] | None = None) -> bytes:
+    sizes = {name: path.stat().st_size for name, path in files.items()}
+    if sum(sizes.values()) > MOST_NBYTES:
+        way = {
+            "folder": "keep data and models outside the folder, and name them in data, outputs and checkpoints",
+            "data": "name where the target finds it, such as an s3:// address or a claim",
+        }
+        raise JobError(
+            f"{field} has {_megabytes(sum(sizes.values()))} ({largest(sizes)}); at most {_megabytes(MOST_NBYTES)} can "
+            f"travel with a job: {way[field]}"
+        )
     archive = io.BytesIO()
-    with tarfile.open(fileobj=archive, mode="w:gz", dereference=True) as file:
-        for folder, subfolders, names in os.walk(job.folder, followlinks=True):
-            subfolders[:] = sorted(set(subfolders) - LEFT_OUT)
-            for path in sorted(Path(folder, name) for name in set(names) - LEFT_OUT):
-                if path.is_file():  # not a link that leads nowhere
-                    file.add(path, path.relative_to(job.folder).as_posix())
-        for name, text in shipped(job).items():
+    # Without times and names of users, so that the same files are the same bytes.
+    with (
+        gzip.GzipFile(fileobj=archive, mode="wb", mtime=0) as zipped,
+        tarfile.open(fileobj=zipped, mode="w") as file,
+    ):
+        for name, path in files.items():
+            entry = tarfile.TarInfo(name)
+            entry.size, entry.mode = sizes[name], path.stat().st_mode & 0o777
+            with path.open("rb") as content:
+                file.addfile(entry, content)
+        for name, text in (texts or {}).items():
             entry = tarfile.TarInfo(name)
             entry.size = len(text.encode())
             file.addfile(entry, io.BytesIO(text.encode()))
     return archive.getvalue()
+
+
+def largest(sizes: Mapping[str, int]) -> str:
+    """The three largest of files with their sizes, for a message."""
+    names = sorted(sizes, key=lambda name: -sizes[name])[:3]
+    return ", ".join(f"{name} {_megabytes(sizes[name])}" for name in names)
+
+
+def _megabytes(nbytes: int) -> str:
+    return f"{nbytes / 1e6:,.1f} MB"
