@@ -27,7 +27,9 @@ def without_horovod(monkeypatch):
 )
 def test_a_strategy_of_horovod_is_refused_and_rendered(target, make_job, nothing_is_left):
     image = "123456789012.dkr.ecr.us-east-1.amazonaws.com/workshop-horovod:cpu"
-    job = make_job("import horovod.torch", strategy="horovod", workers=2, image=image)
+    job = make_job("import horovod.torch", strategy="horovod", workers=2)
+    if not isinstance(target, Local):
+        job = job.replace(image=image)
     assert target.render(job)
     with pytest.raises(JobError) as refusal:
         target.launch(job)

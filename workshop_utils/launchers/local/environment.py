@@ -13,6 +13,8 @@ from importlib import metadata
 from importlib.util import find_spec
 from pathlib import Path
 
+import psutil
+
 from workshop_utils import optional
 from workshop_utils.jobs import JobError, TrainingJob
 from workshop_utils.jobs.imports import imported, packages
@@ -70,11 +72,33 @@ def shared_variables(job: TrainingJob, scratch: Path) -> dict[str, str]:
         "OMP_NUM_THREADS": threads,
         "TF_NUM_INTRAOP_THREADS": threads,  # not INTEROP: with one, a parameter server's steps deadlock
         **({} if job.resources.gpu else NO_GPU),
-        **({"WORKSHOP_DATA": str(data.prepare(job.data))} if job.data is not None else {}),
+        **data_variables(job, str(data.prepare_all(job.data)) if job.data is not None else ""),
         "WORKSHOP_MODEL": str(Path(outputs).absolute() if outputs else scratch / "model"),
         **({"WORKSHOP_CHECKPOINTS": str(Path(checkpoints).absolute())} if checkpoints else {}),
         **job.environment,
     }
+
+
+def data_variables(job: TrainingJob, folder: str) -> dict[str, str]:
+    """The variables that name the data of `job`, which is in `folder`, as on every target."""
+    channels = job.data.keys() if isinstance(job.data, Mapping) else ()
+    named = {f"SM_CHANNEL_{name.upper().replace('-', '_')}": f"{folder}/{name}" for name in channels}
+    return {"WORKSHOP_DATA": folder, **named} if job.data is not None else {}
+
+
+def check_request(job: TrainingJob) -> None:
+    """Raise JobError for what processes of this machine cannot be given: memory, packages, an image."""
+    if "memory" in job.resources.model_fields_set:
+        needed, there = job.workers * job.resources.memory_nbytes, psutil.virtual_memory().total
+        if needed > there:
+            raise JobError(
+                f"resources.memory is {job.resources.memory!r}; {job.workers} worker(s) need {needed / 2**30:.1f} GiB, "
+                f"and this machine has {there / 2**30:.1f} GiB: take fewer, or less"
+            )
+    if job.requirements and (job.folder / "requirements.txt").is_file():
+        from workshop_utils.launchers import requirements  # here, since few jobs need it
+
+        requirements.require(job.folder / "requirements.txt")
 
 
 def deal_gpus(job: TrainingJob, trainers: Mapping[str, int]) -> dict[str, dict[str, str]]:
