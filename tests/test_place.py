@@ -134,12 +134,12 @@ def test_the_master_of_sagemaker_is_the_chief_of_tensorflow(monkeypatch):
     assert (chief.name, chief.rank, chief.world_size) == ("chief-0", 0, 3)
 
 
-def test_folders_are_sagemakers_where_it_sets_them_and_the_launchers_otherwise():
+def test_folders_are_those_that_the_launcher_names_and_sagemakers_otherwise():
     own = {"WORKSHOP_DATA": "/d", "WORKSHOP_MODEL": "/m"}
     sagemaker = {"SM_CHANNEL_TRAINING": "/opt/ml/data", "SM_MODEL_DIR": "/opt/ml/model"}
-    found = [place.from_environment(variables) for variables in ({}, own, {**own, **sagemaker})]
-    assert [str(each.data_folder) for each in found] == ["data", "/d", "/opt/ml/data"]
-    assert [str(each.model_folder) for each in found] == ["model", "/m", "/opt/ml/model"]
+    found = [place.from_environment(variables) for variables in ({}, sagemaker, {**own, **sagemaker})]
+    assert [str(each.data_folder) for each in found] == ["data", "/opt/ml/data", "/d"]
+    assert [str(each.model_folder) for each in found] == ["model", "/opt/ml/model", "/m"]
 
 
 # Reports

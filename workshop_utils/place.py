@@ -273,8 +273,8 @@ def _from_hosts(environment: Mapping[str, str]) -> tuple[int, int]:
 
 
 def _folders(environment: Mapping[str, str]) -> tuple[Path, Path]:
-    data = environment.get("SM_CHANNEL_TRAINING") or environment.get("WORKSHOP_DATA") or "data"
-    model = environment.get("SM_MODEL_DIR") or environment.get("WORKSHOP_MODEL") or "model"
+    data = environment.get("WORKSHOP_DATA") or environment.get("SM_CHANNEL_TRAINING") or "data"
+    model = environment.get("WORKSHOP_MODEL") or environment.get("SM_MODEL_DIR") or "model"
     return Path(data), Path(model)
 
 
@@ -373,5 +373,5 @@ def load(split: str = "train", folder: Path | None = None) -> idx.Examples:
     try:
         return idx.load(folder or here().data_folder, split)
     except FileNotFoundError as error:
-        where = "SM_CHANNEL_TRAINING or WORKSHOP_DATA says where the data is; a job names it in `data`"
+        where = "WORKSHOP_DATA or SM_CHANNEL_TRAINING says where the data is; a job names it in `data`"
         raise FileNotFoundError(f"{error} ({where})") from None

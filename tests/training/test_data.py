@@ -98,7 +98,7 @@ def write(folder, name, shape, value=0):
 @pytest.mark.parametrize(
     ("damage", "said"),
     [
-        (lambda folder: (folder / "train-labels-idx1-ubyte").unlink(), "train-labels-idx1-ubyte not found"),
+        (lambda folder: (folder / "train-labels-idx1-ubyte").unlink(), "there is no train-labels-idx1-ubyte"),
         (lambda folder: cut_short(folder, "train-images-idx3-ubyte", 1), "idx3-ubyte claims 42 bytes"),
         (lambda folder: cut_short(folder, "t10k-images-idx3-ubyte.gz", 9), "data is .*are needed"),
         (lambda folder: (folder / "train-images-idx3-ubyte").write_text("<html>"), "is not an idx file"),
@@ -112,10 +112,30 @@ def write(folder, name, shape, value=0):
         (lambda folder: write(folder, "train-images-idx3-ubyte", (7, 4, 4)), r"\(4, 4\) and test images \(2, 3\)"),
     ],
 )  # fmt: skip
-def test_a_folder_that_cannot_be_trained_on_is_refused_in_words(folder, damage, said):
+def test_downloaded_digits_that_cannot_be_trained_on_are_refused_in_words(folder, server, damage, said):
     damage(folder)
     with pytest.raises(DataError, match=said):
-        prepare(str(folder))
+        prepare(f"{server.url}/mine")
+
+
+def test_any_folder_is_used_in_place_and_a_file_gets_a_folder_of_its_own(tmp_path):
+    corpus = tmp_path / "corpus.txt"
+    corpus.write_text("to be")
+    assert prepare(str(tmp_path)) == tmp_path
+    folder = prepare(str(corpus))
+    assert [path.name for path in folder.iterdir()] == ["corpus.txt"]
+    corpus.write_text("or not to be")
+    assert (folder / "corpus.txt").read_text() == "or not to be"
+
+
+def test_channels_are_folders_of_one_folder(tmp_path):
+    (tmp_path / "words").write_text("to be")
+    folder = data.prepare_all({"train": "digits", "vocab": str(tmp_path / "words")})
+    assert sorted(path.name for path in folder.iterdir()) == ["train", "vocab"]
+    assert place.load("train", folder / "train").count == 1500
+    assert (folder / "vocab" / "words").read_text() == "to be"
+    with pytest.raises(DataError, match=r"data\.test is '.*missing': there is no such folder or file"):
+        data.prepare_all({"train": "digits", "test": str(tmp_path / "missing")})
 
 
 def test_a_url_is_downloaded_once(folder, server):

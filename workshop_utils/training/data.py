@@ -1,6 +1,6 @@
-"""What the lessons train on: the scanned digits, wherever they come from, as the four idx files of MNIST.
+"""What jobs train on: the scanned digits, as the four idx files of MNIST, or any folder or file.
 
-    folder = prepare("digits")       # also "mnist", a folder, an http(s) URL of a folder
+    folder = prepare("digits")       # also "mnist", a folder, a file, an http(s) URL of a folder
     data = arrays(folder)            # NumPy views for the lessons; training scripts use place.load instead
 
 What had to be made or fetched is kept in the cache folder.
@@ -11,7 +11,7 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import struct
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -41,23 +41,25 @@ MNIST_MD5 = (
 )
 
 DIGITS_IN_TRAIN = 1500  # of scikit-learn's 1,797; the other 297 are the test set
-SOURCES = "'digits', 'mnist', a folder, or an http(s) URL of a folder"
+SOURCES = "'digits', 'mnist', a folder, a file, or an http(s) URL of a folder"
 
 
 class DataError(ValueError):
     """The field `data` names nothing that can be trained on; the message says what would be right."""
 
-    def __init__(self, source: str, reason: str) -> None:
-        super().__init__(f"data is {source!r}: {reason}")
+    def __init__(self, source: str, reason: str, field: str = "data") -> None:
+        super().__init__(f"{field} is {source!r}: {reason}")
+        self.reason = reason
 
 
 def prepare(source: str) -> Path:
-    """A folder that holds the four idx files of `source`, made or downloaded where it is not there yet.
+    """A folder that holds `source`, made or downloaded where it is not there yet.
 
     `source` is "digits" (scikit-learn's, 8×8 pixels scaled to 0–255, 1,500 to train and 297 to test), "mnist"
-    (28×28, 60,000 and 10,000), a folder (used in place), or an http(s) URL of a folder; the files may be gzipped.
-    Made and downloaded folders appear whole or not at all, so several processes may prepare the same source at
-    once. A URL is downloaded once: to fetch it again, delete the cache folder.
+    (28×28, 60,000 and 10,000), a folder with anything in it (used in place), a file (which gets a folder with a link to
+    it), or an http(s) URL of a folder with the four idx files of MNIST; these may be gzipped. Made and downloaded
+    folders appear whole or not at all, so several processes may prepare the same source at once. A URL is downloaded
+    once: to fetch it again, delete the cache folder.
 
     Raises:
         DataError: if the data cannot be had, or is not what it should be.
@@ -68,13 +70,44 @@ def prepare(source: str) -> Path:
         return _cached(source, "mnist", _download)
     scheme = scheme_of(source)
     if not scheme:
-        folder = Path(source).expanduser().absolute()
-        if not folder.is_dir():
-            raise DataError(source, f"there is no such folder; it must be {SOURCES}")
-        _check_contents(source, folder)
-        return folder
+        path = Path(source).expanduser().absolute()
+        if path.is_file():
+            return _linked({path.name: path})
+        if not source or not path.is_dir():
+            raise DataError(source, f"there is no such folder or file; it must be {SOURCES}")
+        return path
     name = f"{scheme}-{hashlib.sha256(source.rstrip('/').encode()).hexdigest()[:16]}"
     return _cached(source, name, _download)
+
+
+def prepare_all(data: str | Mapping[str, str]) -> Path:
+    """What WORKSHOP_DATA names for a job's `data`: the folder of its one source, or one with a folder for each channel.
+
+    Raises:
+        DataError: as `prepare` does; it names the channel.
+    """
+    if isinstance(data, str):
+        return prepare(data)
+    folders = {}
+    for channel, source in data.items():
+        try:
+            folders[channel] = prepare(source)
+        except DataError as error:
+            raise DataError(source, error.reason, f"data.{channel}") from None
+    return _linked(folders)
+
+
+def _linked(paths: Mapping[str, Path]) -> Path:
+    """A folder of the cache that holds, by name, a link to each path."""
+    key = hashlib.sha256("\0".join(f"{name}\0{path}" for name, path in sorted(paths.items())).encode())
+
+    def make(_: str, folder: Path) -> None:
+        for name, path in paths.items():
+            (folder / name).symlink_to(path)
+
+    return _cached(
+        ", ".join(map(str, paths.values())), f"links-{key.hexdigest()[:16]}", make, check=lambda *_: None
+    )
 
 
 def scheme_of(source: str) -> str:
@@ -107,12 +140,18 @@ def arrays(folder: Path) -> Arrays:
     return Arrays(*train.arrays(), *test.arrays(), train.height, train.width)
 
 
-def _cached(source: str, name: str, make: Callable[[str, Path], None]) -> Path:
-    """The folder `name` of the cache; where it is missing or damaged, `make(source, folder)` fills it."""
+def _cached(
+    source: str,
+    name: str,
+    make: Callable[[str, Path], None],
+    check: Callable[[str, Path], None] | None = None,
+) -> Path:
+    """The folder `name` of the cache; where it is missing, or fails the `check`, `make(source, folder)` fills it."""
+    check = check or _check_contents
     folder = cache_folder() / name
     if folder.is_dir():
         with contextlib.suppress(DataError):
-            _check_contents(source, folder)
+            check(source, folder)
             return folder
     try:
         folder.parent.mkdir(parents=True, exist_ok=True)
@@ -124,22 +163,22 @@ def _cached(source: str, name: str, make: Callable[[str, Path], None]) -> Path:
         unfinished = Path(scratch.name, name)
         unfinished.mkdir()
         make(source, unfinished)
-        _check_contents(source, unfinished)
+        check(source, unfinished)
         try:
             unfinished.rename(folder)
         except OSError:  # there is one: damaged, or made by another process meanwhile
             with contextlib.suppress(DataError):
-                _check_contents(source, folder)
+                check(source, folder)
                 return folder
             with contextlib.suppress(OSError):
                 folder.rename(Path(scratch.name, "damaged"))
                 unfinished.rename(folder)
-            _check_contents(source, folder)
+            check(source, folder)
     return folder
 
 
 def _check_contents(source: str, folder: Path) -> None:
-    """What every training script takes for granted, so that it is said before any process starts."""
+    """Raise DataError unless these are MNIST's four files, as `place.load` needs them."""
     sizes = {}
     for split in ("train", "test"):
         try:
