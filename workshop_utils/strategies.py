@@ -27,7 +27,7 @@ import math
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Self
+from typing import Any, Self
 
 from workshop_utils.jobs import JobError, StrategyName, TrainingJob
 from workshop_utils.jobs.imports import why_no_gpu
@@ -37,6 +37,7 @@ SCRIPT_ROLES = ("chief", "worker", "ps", "server")  # the others help these and 
 # Words that stand for what only the machine that starts a process knows; `ProcessSpec.filled` replaces them.
 PYTHON = "{python}"  # the interpreter
 SCRIPT = "{script}"  # the path of the job's script
+START = "{start}"  # the path of start.py, which fills in words of the script's arguments
 PROGRAMS = "{programs}"  # the folder that holds the workshop's own programs, such as horovod_rendezvous.py
 MPIRUN = "{mpirun}"  # the path of mpirun
 SCRATCH = "{scratch}"  # the run's own folder
@@ -81,6 +82,7 @@ class ProcessSpec:
         local_rank: its number among the processes on its node that run the script.
         node: on which node it runs, from 0.
         argv: the command, with words in braces (`PYTHON`, `SCRIPT`, ...) for what only the machine knows.
+        arguments: the script's own, which end the command as they are.
         environment: the variables by which it learns its place and finds its peers; they may hold the same words.
         listens: whether it needs an address of its own.
         children: the names of the processes that it starts itself.
@@ -94,6 +96,7 @@ class ProcessSpec:
     local_rank: int = 0
     node: int = 0
     argv: tuple[str, ...] = ()
+    arguments: tuple[str, ...] = ()
     environment: Mapping[str, str] = field(default_factory=dict)
     listens: bool = False
     children: tuple[str, ...] = ()
@@ -108,6 +111,11 @@ class ProcessSpec:
     def runs_script(self) -> bool:
         """Whether it runs the job's script, and is no helper such as mpirun or a rendezvous server."""
         return self.role in SCRIPT_ROLES
+
+    @property
+    def command(self) -> tuple[str, ...]:
+        """The whole command."""
+        return (*self.argv, *self.arguments)
 
     def filled(self, **words: str) -> Self:
         """The same process with `python=`, `script=`, `programs=`, ... in place of the words in braces."""
@@ -173,6 +181,11 @@ class Strategy:
         if job.parameter_servers != 1 and not self.has_servers:
             advice = "has no parameter servers: leave it out, or use strategy 'parameter_server'"
             raise JobError(f"parameter_servers is {job.parameter_servers}; strategy {self.name!r} {advice}")
+        if self.name == "horovod_elastic" and (job.needs_start or job.module):
+            raise JobError(
+                f"strategy is {self.name!r}; its driver starts a script as it is: leave out module, and words such as "
+                "{rank} in arguments"
+            )
         if self.one_node and (job.nodes or 1) > 1:
             raise JobError(f"nodes is {job.nodes}; {self.name} starts all workers on one node: leave it out")
         least, most = self.workers
@@ -226,7 +239,7 @@ def mpi_options(parameters: Mapping[str, str]) -> tuple[str, ...]:
 
 def _ranked_servers(job: TrainingJob) -> Processes:
     """The first ranks serve parameters, the others work."""
-    count, server = job.parameter_servers, ProcessSpec("server", 0, argv=_script(job))
+    count, server = job.parameter_servers, ProcessSpec("server", 0, **_script(job))
     servers = [replace(server, index=rank, rank=rank, listens=rank == 0) for rank in range(count)]
     return [*servers, *_workers(job, first_rank=count)]
 
@@ -241,35 +254,45 @@ def _with_rendezvous(job: TrainingJob) -> Processes:
 def _with_driver(job: TrainingJob) -> Processes:
     """A driver that starts the workers, and others when they die."""
     meeting = (HOST, PORT, INTERFACE, str(job.workers))
-    command = (PYTHON, "-I", f"{PROGRAMS}/horovod_elastic.py", "drive", *meeting, *_script(job)[1:])
-    return _started_by(ProcessSpec("driver", 0, argv=command, listens=True), job)
+    command = (PYTHON, "-I", f"{PROGRAMS}/horovod_elastic.py", "drive", *meeting, *script_words(job))
+    arguments = tuple(job.command_line_arguments)
+    return _started_by(ProcessSpec("driver", 0, argv=command, arguments=arguments, listens=True), job)
 
 
 def _under_mpirun(job: TrainingJob) -> Processes:
     """An mpirun that starts and connects the workers, as the MPI standard has it."""
     sharing = ("--allow-run-as-root", "--oversubscribe", "--bind-to", "none", "--tag-output")
-    # `-m mpi4py` makes an exception in one rank abort all; otherwise the others would wait in MPI_Finalize.
-    ranks = ("-n", str(job.workers), PYTHON, "-m", "mpi4py", *_script(job)[1:])
+    ranks = ("-n", str(job.workers), PYTHON, *script_words(job))
     command = (MPIRUN, *sharing, *mpi_options(MPI_ON_ONE_MACHINE), *ranks)
-    folders = dict.fromkeys(MPI_FOLDERS, SCRATCH)
-    return _started_by(ProcessSpec("mpirun", 0, argv=command, environment=folders), job)
+    folders, arguments = dict.fromkeys(MPI_FOLDERS, SCRATCH), tuple(job.command_line_arguments)
+    mpirun = ProcessSpec("mpirun", 0, argv=command, arguments=arguments, environment=folders)
+    return _started_by(mpirun, job)
 
 
 def _with_chief(job: TrainingJob) -> Processes:
     """A chief that hands out steps to the workers, and servers that keep the variables."""
-    chief = ProcessSpec("chief", 0, 0, argv=_script(job), listens=True)
+    chief = ProcessSpec("chief", 0, 0, listens=True, **_script(job))
     server = replace(chief, role="ps", rank=None, required=False)
     servers = [replace(server, index=index) for index in range(job.parameter_servers)]
     return [chief, *servers, *_workers(job, job.workers, required=False, first_rank=1)]
 
 
-def _script(job: TrainingJob) -> tuple[str, ...]:
-    return (PYTHON, SCRIPT, *job.command_line_arguments)
+def script_words(job: TrainingJob, **words: str) -> tuple[str, ...]:
+    """What Python is told to run, without the script's arguments; with `script=` and `start=` filled in."""
+    start = (START,) if job.needs_start else ()
+    # `-m mpi4py` makes an exception in one rank abort all; otherwise the others would wait in MPI_Finalize.
+    mpi = ("-m", "mpi4py") if job.strategy == "mpi" else ()
+    program = (SCRIPT,) if job.module is None else ("-m", job.module)
+    return ProcessSpec("worker", 0, argv=(*start, *mpi, *program)).filled(**words).argv
+
+
+def _script(job: TrainingJob) -> dict[str, Any]:
+    return {"argv": (PYTHON, *script_words(job)), "arguments": tuple(job.command_line_arguments)}
 
 
 def _workers(job: TrainingJob, listening: int = 0, required: bool = True, first_rank: int = 0) -> Processes:
     """The workers of `job`, ranked from `first_rank` on; the first `listening` need an address."""
-    worker = ProcessSpec("worker", 0, argv=_script(job), required=required)
+    worker = ProcessSpec("worker", 0, required=required, **_script(job))
     ranks = range(first_rank, first_rank + job.workers)
     return [replace(worker, index=n, rank=rank, listens=n < listening) for n, rank in enumerate(ranks)]
 

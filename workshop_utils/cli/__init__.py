@@ -12,7 +12,7 @@ from typing import Annotated
 import typer
 
 from workshop_utils import optional
-from workshop_utils.cli.arguments import PAIRS, Job, Lessons, Notebooks, listed, named_values
+from workshop_utils.cli.arguments import PAIRS, WORDS, Lessons, Notebooks, WithWords, listed, named_values
 from workshop_utils.cli.scaling import app as scaling_app
 from workshop_utils.cli.scaling import scale_model
 
@@ -41,9 +41,17 @@ NETWORK = "A slow link for each process: 100Mbit, or bandwidth=100Mbit,worker-1=
 INSTANCES = "Which EC2 instances to look at, with commas between; a YAML file adds or replaces some."
 
 
-@app.command()
+@app.command(cls=WithWords)
 def launch(
-    job: Job,
+    context: typer.Context,
+    job: Annotated[
+        Path | None, typer.Argument(help="A job's folder, its job.yaml, or a Python script.")
+    ] = None,
+    module: Annotated[
+        str | None,
+        typer.Option("--module", "-m", help="In place of a script, a module of this folder: Python's -m."),
+    ] = None,
+    strategy: Annotated[str | None, typer.Option(help="How workers co-operate, such as torch_ddp.")] = None,
     on: Annotated[str, typer.Option(help=TARGETS)] = "local",
     config: Annotated[Path | None, typer.Option(help="A place.yaml: settings of the target.")] = None,
     workers: Annotated[int | None, typer.Option(help="How many workers, in place of the job's own.")] = None,
@@ -61,18 +69,47 @@ def launch(
         str | None, typer.Option("--outputs", "--output", help=f"For the model: {STORAGE}")
     ] = None,
     checkpoints: Annotated[str | None, typer.Option(help=f"For checkpoints: {STORAGE}")] = None,
+    requirements: Annotated[
+        bool | None, typer.Option(help="Whether the packages of a requirements.txt must be there.")
+    ] = None,
     render: Annotated[bool, typer.Option("--render", help="Show what would be sent; start nothing.")] = False,
 ) -> None:
-    """Launch a job and show its progress, one line a worker."""
-    from workshop_utils.jobs import TrainingJob
+    """Launch a job and show what its workers print and report. The words after -- go to the script as they are."""
+    from workshop_utils.jobs import JobError, TrainingJob
     from workshop_utils.launchers.targets import launcher_for
     from workshop_utils.network import Network
 
-    fields = ("workers", "nodes", "processes_per_node", "data", "timeout", "outputs", "checkpoints")
+    fields = {
+        "strategy",
+        "workers",
+        "nodes",
+        "processes_per_node",
+        "data",
+        "timeout",
+        "outputs",
+        "checkpoints",
+    }
+    fields.add("requirements")
     given = {name: value for name, value in locals().items() if name in fields and value is not None}
-    described = TrainingJob.load(job).replace(arguments=named_values(argument, "epochs=5"), **given)
+    if module is not None and job is not None:
+        raise JobError(
+            f"JOB is {str(job)!r} and --module {module!r}; leave one of them out, arguments follow --"
+        )
+    if module is not None:
+        described = TrainingJob.of_script(module=module, **given)
+    elif job is None:
+        raise JobError("JOB is missing: name a job's folder, a Python script, or a module after -m")
+    elif job.suffix == ".py":
+        described = TrainingJob.of_script(job, **given)
+    else:
+        described = TrainingJob.load(job).replace(**given)
+    described = described.replace(arguments=named_values(argument, "epochs=5"))
+    if words := context.meta.get(WORDS):
+        described = described.replace(arguments=[*described.command_line_arguments, *words])
     if gpus is not None:
-        described = described.replace(resources={**dict(described.resources), "gpu": gpus})
+        described = described.replace(
+            resources={**described.resources.model_dump(exclude_unset=True), "gpu": gpus}
+        )
     launcher = launcher_for(
         on, config, Network.parse(network) if network is not None else None, emulated_device
     )

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
+from typer.core import TyperCommand
 
+WORDS = "workshop.words"  # of a command's context: what follows --
 Job = Annotated[Path, typer.Argument(help="A job's folder, or its job.yaml.")]
 Notebooks = Annotated[list[Path] | None, typer.Argument(help="By default all in notebooks/.")]
 Lessons = Annotated[
@@ -15,6 +17,15 @@ Lessons = Annotated[
     typer.Argument(help="Your own copy of the lessons; by default my_lessons/, beside notebooks/."),
 ]
 PAIRS = "NAME=VALUE for {}; may be repeated."
+
+
+class WithWords(TyperCommand):
+    """A command that keeps the words after `--`, which are for another program, in its context."""
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        at = args.index("--") if "--" in args else len(args)
+        ctx.meta[WORDS] = args[at + 1 :]
+        return list(super().parse_args(ctx, args[:at]))
 
 
 def named_values(pairs: Sequence[str] | None, example: str) -> dict[str, str]:

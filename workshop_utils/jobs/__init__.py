@@ -13,14 +13,15 @@ from __future__ import annotations
 
 import difflib
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self
 
 import pydantic
 import yaml
-from pydantic import AfterValidator, BaseModel, BeforeValidator, Field, model_validator
+from pydantic import AfterValidator, BaseModel, BeforeValidator, Field, PlainValidator, model_validator
 
+from workshop_utils import start
 from workshop_utils.jobs.quantities import bytes_of, seconds_of
 
 StrategyName = Literal[
@@ -36,6 +37,8 @@ StrategyName = Literal[
 ]
 StorageKind = Literal["folder", "s3", "claim"]
 PROCESS_NAME = re.compile(r"[a-z]+-\d+")
+# What `start.py` fills in, on the process itself.
+WORDS = re.compile(rf"\{{({'|'.join(start.WORDS | start.VARIABLES)})\}}")
 
 
 class PlainError(Exception):
@@ -66,10 +69,45 @@ def _number_to_text(value: object) -> object:
     return str(value) if is_number else value
 
 
-def _is_scalar(value: object) -> object:
-    if not isinstance(value, str | int | float):
-        raise ValueError("it must be a text, a number or true or false")
-    return value
+def _arguments(value: Any) -> dict[str, Any] | tuple[Any, ...]:
+    """The arguments as a mapping or a list has them. Raises what says which of them is wrong."""
+    if isinstance(value, Mapping) and all(isinstance(key, str) for key in value):
+        for key, each in value.items():
+            is_list = isinstance(each, list | tuple)
+            if is_list and not each:
+                raise JobError(f"{key} is []; it must hold a value, or be left empty (null) for a bare flag")
+            for word in each if is_list else (each,):
+                if word is not None or is_list:
+                    _check_word(key, word)
+        return _fits_a_process(dict(value))
+    if isinstance(value, list | tuple):
+        for place, word in enumerate(value):
+            _check_word(str(place), word)
+        return tuple(value)
+    raise ValueError("it must hold 'name: value' pairs, or be a list of words such as [3, --amp, --lr=0.1]")
+
+
+def _check_word(name: str, word: object) -> None:
+    if not isinstance(word, str | int | float):
+        raise JobError(f"{name} is {_short(word)}; it must be a text, a number or true or false")
+    if "\0" in str(word):
+        raise JobError(f"{name} is {_short(word)}; it cannot be handed to a process")
+
+
+def _data(value: Any) -> str | dict[str, str] | None:
+    """The data as one source, or as several by the names of channels. Raises what says which is wrong."""
+    if value is None or isinstance(value, str):
+        return value
+    if not isinstance(value, Mapping) or not value:
+        raise ValueError(
+            "it must be a source such as 'digits' or a folder, or sources by name: {train: ..., test: ...}"
+        )
+    for name, source in value.items():
+        if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9_-]{0,63}", str(name)):
+            raise JobError(f"{name} is no name of a channel; it must be letters, digits, '_' and '-'")
+        if not isinstance(source, str):
+            raise JobError(f"{name} is {_short(source)}; it must be a source such as 'digits' or a folder")
+    return {str(name): source for name, source in value.items()}
 
 
 def _has_names(value: object) -> object:
@@ -83,6 +121,17 @@ def _fits_a_process(value: Any) -> Any:
         if not key or "=" in key or "\0" in f"{key}{text}":
             raise ValueError(f"the name or value of {key!r} cannot be handed to a process")
     return value
+
+
+def words_of(arguments: Mapping[str, Any] | Sequence[Any]) -> list[str]:
+    """The words of a command line, from a mapping or a list of `arguments`."""
+    if not isinstance(arguments, Mapping):
+        return [str(word) for word in arguments]
+    words: list[str] = []
+    for key, value in sorted(arguments.items()):
+        words.append(f"--{key}" if len(key) > 1 else f"-{key}")
+        words += map(str, value if isinstance(value, list | tuple) else [] if value is None else [value])
+    return words
 
 
 def storage_kind(text: str) -> StorageKind:
@@ -101,7 +150,7 @@ def storage_kind(text: str) -> StorageKind:
     return "folder"
 
 
-Argument = Annotated[str | int | float | bool, BeforeValidator(_is_scalar)]
+Variable = Annotated[str, BeforeValidator(_number_to_text)]
 Size = Annotated[str, BeforeValidator(_number_to_text), AfterValidator(readable(bytes_of))]
 Duration = Annotated[str, BeforeValidator(_number_to_text), AfterValidator(readable(seconds_of))]
 Storage = Annotated[str, AfterValidator(lambda text: text if storage_kind(text) else "")]
@@ -188,14 +237,18 @@ class TrainingJob(Description):
         name: what the target calls the run.
         folder: where the script is; not a field of job.yaml.
         script: the training script, in the job's folder.
+        module: in place of a script, a module below the job's folder, such as `package.train`: Python's `-m`.
         strategy: how the workers co-operate, see `strategies`.
         workers: how many processes train: `nodes` times `processes_per_node`.
         nodes: on how many machines. Without it the target decides: this machine is one node, and elsewhere each
             worker is one.
         processes_per_node: how many workers share a machine.
         parameter_servers: how many processes hold parameters, where the strategy has such.
-        arguments: `--key value` on the script's command line, with the keys as they are written.
-        data: `"digits"`, `"mnist"`, a folder, a URL or (SageMaker) an `s3://` address; without it, the script has none.
+        arguments: the script's command line: `key: value` is `--key value`, or `-k value` for one letter; `key: null`
+            a bare `--key`; `key: [1, 2]` is `--key 1 2`. Or a list of words: `[3, --amp, --lr=0.1, model.depth=2]`.
+            In them {rank} and the other words of `start.py` are filled in by each process.
+        data: `"digits"`, `"mnist"`, a folder, a file, a URL or (SageMaker) an `s3://` address; or several of these by
+            name, `{train: ..., test: ...}`, which are SageMaker's channels. Without it, the script has none.
         outputs: where the model stays: a folder, an `s3://` address, or `claim:NAME`, a volume claim of Kubernetes.
             Without it, the target's own default.
         checkpoints: where the script keeps what the next launch resumes from, in the same forms.
@@ -203,24 +256,27 @@ class TrainingJob(Description):
         image: the container image, for targets that run containers.
         timeout: how long the run may take; one that hangs is ended then.
         environment: more variables for the script.
+        requirements: whether the packages of a requirements.txt in the folder must be there.
     """
 
     name: Label
     folder: Path = Field(default=Path(), exclude=True)
     script: str = "train.py"
+    module: str | None = Field(default=None, pattern=r"^[A-Za-z_]\w*(\.[A-Za-z_]\w*)*$")
     strategy: StrategyName = "single"
     workers: int = Field(default=1, ge=1, le=100_000, strict=True)
     nodes: int | None = Field(default=None, ge=1, le=100_000, strict=True)
     processes_per_node: int | None = Field(default=None, ge=1, le=1_000, strict=True)
     parameter_servers: int = Field(default=1, ge=1, le=100_000, strict=True)
-    arguments: Annotated[dict[str, Argument], AfterValidator(_fits_a_process)] = {}
-    data: str | None = None
+    arguments: Annotated[dict[str, Any] | tuple[Any, ...], PlainValidator(_arguments)] = {}
+    data: Annotated[str | dict[str, str] | None, PlainValidator(_data)] = None
     outputs: Storage | None = None
     checkpoints: Storage | None = None
     resources: Annotated[Resources, BeforeValidator(_has_names)] = Resources()
     image: str | None = None
     timeout: Duration = "10min"
-    environment: Annotated[dict[str, str], AfterValidator(_fits_a_process)] = {}
+    environment: Annotated[dict[str, Variable], AfterValidator(_fits_a_process)] = {}
+    requirements: bool = Field(default=True, strict=True)
     _timeout_seconds: float = 0.0
 
     @model_validator(mode="before")
@@ -246,15 +302,45 @@ class TrainingJob(Description):
 
     @model_validator(mode="after")
     def _is_whole(self) -> Self:
+        if self.module is not None and "script" in self.model_fields_set:
+            raise ValueError(
+                f"module is {self.module!r} and script is {self.script!r}; leave one of them out"
+            )
         if not self.script_path.is_file():
-            raise ValueError(f"script is {self.script!r}; there is no such file in {self.folder or '.'}")
+            field = "script" if self.module is None else "module"
+            raise ValueError(
+                f"{field} is {self.module or self.script!r}; there is no such file in {self.folder or '.'}"
+            )
+        if self.script_path.suffix in (".sh", ".bash", ".slurm", ".sbatch"):
+            raise ValueError(
+                f"script is {self.script!r}; it must be Python's: `workshop import {self.script}` makes a job of what "
+                "it starts"
+            )
         self._timeout_seconds = seconds_of(self.timeout)
         return self
 
     @property
     def script_path(self) -> Path:
-        """Where the script is."""
-        return self.folder / self.script
+        """Where the script, or the file of the module, is."""
+        if self.module is None:
+            return self.folder / self.script
+        path = self.folder.joinpath(*self.module.split("."))
+        return path / "__main__.py" if path.is_dir() else path.with_suffix(".py")
+
+    @property
+    def needs_start(self) -> bool:
+        """Whether the arguments hold words that `start.py` fills in."""
+        return any(WORDS.search(word) for word in self.command_line_arguments)
+
+    @property
+    def channels(self) -> dict[str, str]:
+        """The sources of the data by SageMaker's names of channels; a single one is called `training`."""
+        return {"training": self.data} if isinstance(self.data, str) else self.data or {}
+
+    @property
+    def named_arguments(self) -> dict[str, Any]:
+        """The arguments that were given by name; none of a list."""
+        return self.arguments if isinstance(self.arguments, dict) else {}
 
     @property
     def timeout_seconds(self) -> float:
@@ -263,11 +349,8 @@ class TrainingJob(Description):
 
     @property
     def command_line_arguments(self) -> list[str]:
-        """`arguments` as the script receives them: `--key value`, sorted by key as SageMaker sorts them."""
-        words: list[str] = []
-        for key, value in sorted(self.arguments.items()):
-            words += [f"--{key}", str(value)]
-        return words
+        """`arguments` as the script receives them, on every target: a mapping sorted by key, as SageMaker sorts it."""
+        return words_of(self.arguments)
 
     def storage(self, name: Literal["outputs", "checkpoints"], *kinds: StorageKind) -> str | None:
         """The field `name`, if it is one of the `kinds` that a target can write to.
@@ -283,7 +366,7 @@ class TrainingJob(Description):
         return value
 
     def replace(self, **changes: Any) -> Self:
-        """A validated copy with `changes`; `arguments` and `environment` are merged with what was there.
+        """A validated copy with `changes`; a mapping of `arguments` or `environment` is merged with what was there.
 
         New `workers` keep the processes per node, and a new number of nodes or of processes per node gives new workers.
 
@@ -296,8 +379,9 @@ class TrainingJob(Description):
             stale = layout if len(changed) > 1 else {"nodes" if "workers" in changed else "workers"}
             values = {name: value for name, value in values.items() if name not in stale}
         for name in ("arguments", "environment"):
-            if isinstance(changes.get(name), Mapping):
-                changes[name] = {**values.get(name, {}), **changes[name]}
+            old, new = values.get(name, {}), changes.get(name)
+            if isinstance(new, Mapping):
+                changes[name] = {**old, **new} if isinstance(old, Mapping) else [*old, *words_of(new)]
         return type(self)(**{**values, **changes})
 
     @classmethod
@@ -338,6 +422,19 @@ class TrainingJob(Description):
         return cls(**{**derived, **fields})
 
     @classmethod
+    def of_script(cls, script: str | Path | None = None, **fields: Any) -> Self:
+        """A job without a job.yaml: a `script`, in whose folder it runs, or a `module` of the working folder.
+
+        Raises:
+            JobError: if there is no such file, or a field is wrong.
+        """
+        folder = Path() if script is None else Path(script).parent
+        program = {} if script is None else {"script": Path(script).name}
+        name = Path(script).stem if script is not None else str(fields.get("module"))
+        label = re.sub("[^a-z0-9]+", "-", name.lower()).strip("-0123456789") or "job"
+        return cls(**{"name": label[:50].strip("-"), "folder": folder, **program, **fields})
+
+    @classmethod
     def load(cls, path: str | Path) -> Self:
         """The job in `path`, a `job.yaml` or the folder that holds one.
 
@@ -348,7 +445,11 @@ class TrainingJob(Description):
         if file.is_dir():
             file = file / "job.yaml"
         if not file.is_file():
-            raise JobError(f"there is no job at {file}: it must be a job.yaml, or a folder that holds one")
+            scripts = sorted(each.name for each in file.parent.glob("*.py"))
+            advice = f"; without one, launch a script, such as {file.parent / scripts[0]}" if scripts else ""
+            raise JobError(
+                f"there is no job at {file}: it must be a job.yaml, or a folder that holds one{advice}"
+            )
         return cls._read(file, "name: my-job", folder=file.parent)
 
 
@@ -392,7 +493,9 @@ def _sentence(detail: Any, model: type[BaseModel]) -> str:
     if kind == "value_error":
         message = str(context["error"])
         return f"{where} is {_short(value)}; {message}" if where else message
-    if kind == "string_pattern_mismatch":
+    if kind == "string_pattern_mismatch" and where == "module":
+        advice = "it must be a module as Python's -m takes it, such as package.train"
+    elif kind == "string_pattern_mismatch":
         advice = "it must be lower-case letters, digits and '-', and start with a letter"
     elif kind in {"model_type", "dict_type"}:
         advice = "it must hold fields of its own, as in 'memory: 2Gi'"

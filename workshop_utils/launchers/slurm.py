@@ -138,7 +138,11 @@ class Slurm(TargetSettings):
                 own = [_word(f"{n}={value}") for n, value in sorted(spec.environment.items() - shared)]
                 lines.append(rf'{number}) exec env {" ".join(own)} {self.python.name} ../task.py "\$@" ;;')
             srun = f"srun --kill-on-bad-exit=1 --label --cpus-per-task={cpus} bash ../task.sh"
-            lines += ["esac", "END", " ".join([srun, *map(_word, ranks[0].argv)])]
+            lines += [
+                "esac",
+                "END",
+                " ".join([srun, *map(_word, ranks[0].argv), *map(quote, ranks[0].arguments)]),
+            ]
         gpus = per_node * job.resources.gpu
         options = [f"--gpus-per-node={gpus}"] if gpus else []  # some clusters know no GPUs at all
         options += ["--requeue" if job.checkpoints else "--no-requeue", *self.options]
@@ -168,12 +172,12 @@ class Slurm(TargetSettings):
             raise JobError(f"{job.strategy} needs {count} ports; a job on Slurm has 64: take fewer workers")
         at = {spec.name: f"{nodes[spec.node]}:{{port{index}}}" for index, spec in enumerate(listening)}
         addresses = Addresses(at, nodes, interface=self.interface, secret=secrets.token_hex(16))
-        own = {"python": self.python.name, "script": job.script}
+        own = {"python": self.python.name, "script": job.script, "start": "workshop_utils/start.py"}
         return [spec.filled(**own, **WORDS) for spec in strategy.plan(job, addresses)]
 
     def _command(self, spec: ProcessSpec) -> str:
         """The line of the script that starts `spec`; a server that workers ask ends with the script."""
-        command = " ".join(map(_word, spec.argv))
+        command = " ".join([*map(_word, spec.argv), *map(quote, spec.arguments)])
         is_server = not (spec.required or spec.runs_script)
         return f"{command} &" if is_server else f"{self.python.name} ../task.py {command}"
 

@@ -112,9 +112,9 @@ class Setting:
     device: EmulatedDevice | None = None
 
     def __post_init__(self) -> None:
-        spelled = Counter(name.replace("-", "_") for name in self.job.arguments)
+        spelled = Counter(name.replace("-", "_") for name in self.job.named_arguments)
         columns = COLUMNS if self.device is None else COLUMNS | DEVICE_COLUMNS
-        for name, value in self.job.arguments.items():
+        for name, value in self.job.named_arguments.items():
             column = name.replace("-", "_")
             if column in columns or spelled[column] > 1:
                 raise JobError(
@@ -131,7 +131,7 @@ class Setting:
         """A name for all that its result depends on."""
         depends_on = {
             "job": self.job.model_dump(mode="json"),
-            "data": self.job.data and _state_of(Path(self.job.data)),
+            "data": {name: _state_of(Path(source)) for name, source in self.job.channels.items()},
             "scripts": {path.name: path.read_text("utf-8") for path in self.job.folder.glob("*.py")},
             "package": package(),
             "network": None if self.network is None else self.network.model_dump(mode="json"),
@@ -151,7 +151,7 @@ class Setting:
             "network": FULL_SPEED if self.network is None else str(self.network),
             "emulation": self.emulation,
             **({} if self.device is None else {"device": str(self.device)}),
-            **{name.replace("-", "_"): value for name, value in sorted(self.job.arguments.items())},
+            **{name.replace("-", "_"): value for name, value in sorted(self.job.named_arguments.items())},
             "repeat": self.repeat,
         }
 
@@ -251,8 +251,8 @@ def reported(job: TrainingJob, run: Run) -> dict[str, Any]:
     if "step_seconds" in metrics:
         slowest = metrics.dropna(subset=["step_seconds"]).groupby("step")["step_seconds"].max()
         row["step_seconds"] = float(slowest.iloc[int(len(slowest) > 1) :].median())
-        if BATCH in job.arguments:
-            row["samples_per_second"] = job.workers * int(job.arguments[BATCH]) / row["step_seconds"]
+        if BATCH in job.named_arguments:
+            row["samples_per_second"] = job.workers * int(job.named_arguments[BATCH]) / row["step_seconds"]
     return row
 
 

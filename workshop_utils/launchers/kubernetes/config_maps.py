@@ -57,7 +57,7 @@ def config_maps(job: TrainingJob, files: Mapping[str, str], with_data: bool) -> 
         raise JobError(f"script is {job.script!r}; with what it brings along it is larger than 1 MiB")
     made = [_config_map(job.name, data=texts)]
     if with_data and job.data is not None:
-        paths = [path for path in sorted(data.prepare(job.data).iterdir()) if path.is_file()]
+        paths = [path for path in sorted(data.prepare_all(job.data).iterdir()) if path.is_file()]
         contents = {path.name: path.read_bytes() for path in paths if path.name.startswith(("t10k", "train"))}
         nbytes = sum(map(len, contents.values()))
         if nbytes > LARGEST_NBYTES:

@@ -292,7 +292,7 @@ def _volumes(
             folder = scratch / volume["persistentVolumeClaim"]["claimName"] / mount["subPath"]
             folder.mkdir(parents=True, exist_ok=True)
         elif "persistentVolumeClaim" in volume or config.get("name") == config_maps.data_name(job):
-            folder = data.prepare(job.data) if job.data else scratch
+            folder = data.prepare_all(job.data) if job.data else scratch
         else:
             known = f"there is {job.name!r} and {config_maps.data_name(job)!r}"
             raise JobError(f"pod {pod.name}: volume {name!r} is of {config.get('name')!r}; {known}")

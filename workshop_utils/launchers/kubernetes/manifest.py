@@ -71,9 +71,9 @@ def build(job: TrainingJob, settings: KubernetesSettings) -> Manifest:
         raise JobError(
             f"timeout is {job.timeout!r}; Kubernetes counts whole seconds: 1 to {LONGEST_SECONDS}, 68 years"
         )
-    if settings.data_claim is None and job.data:
+    for source in job.channels.values() if settings.data_claim is None else ():
         try:
-            data.scheme_of(job.data)
+            data.scheme_of(source)
         except data.DataError as error:
             advice = "or copy it to a volume, and name its PersistentVolumeClaim in data_claim"
             raise JobError(f"{error}; {advice}") from None

@@ -17,6 +17,7 @@ from workshop_utils.launchers.local import warm
 from workshop_utils.launchers.local.environment import (
     PROGRAMS,
     await_packages,
+    check_request,
     deal_gpus,
     inherited_variables,
     mpirun_program,
@@ -119,6 +120,12 @@ class Local:
         for name in ("workers", "parameter_servers"):
             if (count := getattr(job, name)) > MOST_PROCESSES:
                 raise JobError(f"{name} is {count}; a local run may have at most {MOST_PROCESSES:,}")
+        if job.image is not None:
+            raise JobError(
+                f"image is {job.image!r}; processes of this machine run in no container: leave it out, or name it in "
+                "the place.yaml of the target that has one"
+            )
+        check_request(job)
         strategy, scratch = strategy_of(job), scratch_folder()
         specs = strategy.processes(job)
         names = [spec.name for spec in specs]
@@ -147,6 +154,10 @@ class Local:
         )
         specs = strategy.connect(job, specs, addresses)
         if self.device is not None and imports is None:
+            if job.module:
+                raise JobError(
+                    f"module is {job.module!r}; an emulated device is for scripts: name its file as script"
+                )
             specs = [replace(spec, argv=_with_device(spec.argv)) for spec in specs]
         starting = launched(_filled(specs, job, scratch))
         added = tuple(
@@ -156,7 +167,7 @@ class Local:
         processes = tuple(
             Process(
                 spec.name,
-                spec.argv,
+                spec.command,
                 common | variables,
                 folder,
                 spec.required,
@@ -259,6 +270,7 @@ def _filled(specs: Sequence[ProcessSpec], job: TrainingJob, scratch: Path) -> li
     words = {
         "python": sys.executable,
         "script": str(job.script_path.absolute()),
+        "start": str(scratch / "source/workshop_utils/start.py"),
         "programs": str(PROGRAMS),
         "mpirun": mpirun_program(f"strategy is {job.strategy!r}") if needs_mpirun else "",
         "scratch": str(scratch),

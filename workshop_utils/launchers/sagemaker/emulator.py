@@ -205,7 +205,7 @@ def start(request: Request, checkpoints: Path | None = None) -> EmulatedRun:
         JobError: if there is no mpirun for an MPI job, or the model and checkpoints are to stay elsewhere than here.
     """
     submission, job = request.submission, request.submission.job
-    scratch, data_folder = environment.scratch_folder(), data.prepare(job.data) if job.data else None
+    scratch, data_folder = environment.scratch_folder(), data.prepare_all(job.data) if job.data else None
     words = {"python": sys.executable, "script": job.script, "scratch": str(scratch)}
     if toolkit.SWITCHES.get(job.strategy) == toolkit.MPI:
         words["mpirun"] = environment.mpirun_program("hyperparameter sagemaker_mpi_enabled is true")

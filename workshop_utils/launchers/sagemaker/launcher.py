@@ -112,7 +112,7 @@ def _look_for(image: str, aws: Aws) -> None:
 def _upload(request: Request, aws: Aws) -> None:
     """Store what the job needs in the bucket, which is made if it is missing."""
     submission = request.submission
-    source_of_data = submission.job.data or ""
+    source_of_data = str(submission.job.data or "")
     is_stored = source_of_data.startswith("s3://")
     folder = data.prepare(source_of_data) if source_of_data and not is_stored else None
     bucket, source = account.split_uri(submission.source_uri)

@@ -83,9 +83,9 @@ class Submission:
     def hyperparameters(self) -> dict[str, str]:
         """The script's arguments, and what the toolkit is told where it starts the script; each value is JSON."""
         if not self.driver:
-            values = {**self.job.arguments, **toolkit.instructions(self)}
+            values = {**self.job.named_arguments, **toolkit.instructions(self)}
             return {name: json.dumps(value) for name, value in sorted(values.items())}
-        return {name: _for_driver(value) for name, value in sorted(self.job.arguments.items())}
+        return {name: _for_driver(value) for name, value in sorted(self.job.named_arguments.items())}
 
     @property
     def limit_seconds(self) -> int:
@@ -116,7 +116,7 @@ class Submission:
     @property
     def data_uri(self) -> str:
         """Where the data is: in its own place if that is on S3, and otherwise in the bucket."""
-        data = self.job.data or ""
+        data = str(self.job.data or "")
         label = data if data in STORED_DATA else f"folder-{self.job.name}"
         return data if data.startswith("s3://") else f"{self._bucket_uri}/data/{label}/"
 
@@ -223,10 +223,10 @@ def _check_strategy(job: TrainingJob) -> None:
     if job.strategy not in (*BY_DRIVER, *toolkit.SWITCHES):
         advice = "run it locally, or use another strategy, such as 'torch_ddp'"
         raise JobError(f"{given}; nothing in SageMaker's images starts its processes: {advice}")
-    if meant := [name for name in job.arguments if name.startswith("sagemaker_")]:
+    if meant := [name for name in job.named_arguments if name.startswith("sagemaker_")]:
         alone = "such names are the toolkit's, and the strategy decides what it is told"
         raise JobError(f"arguments.{meant[0]} cannot be passed to the script: {alone}")
-    for name in job.arguments if job.strategy == "torch_ddp" else ():
+    for name in job.named_arguments if job.strategy == "torch_ddp" else ():
         options = _torchrun_options()
         if f"--{name}" not in options and sum(each.startswith(f"--{name}") for each in options) > 1:
             short = "torchrun, which starts the script, takes it for several of its own options"

@@ -105,9 +105,9 @@ def cluster(submission: Submission) -> dict[str, list[str]]:
 def script(submission: Submission, node: int, cluster: Mapping[str, Sequence[str]]) -> ProcessSpec:
     """The script on host number `node`, as the toolkit starts it. With MPI, the first host starts all ranks."""
     job, switch = submission.job, SWITCHES[submission.job.strategy]
-    words = (SCRIPT, *arguments(job.arguments))
+    words = (SCRIPT, *arguments(job.named_arguments))
     if switch == MPI:
-        mpirun = STRATEGIES["mpi"].plan(job)[0]
+        mpirun = STRATEGIES["mpi"].plan(job.replace(strategy="mpi"))[0]
         ranks = replace(mpirun, argv=(*mpirun.argv[: mpirun.argv.index(SCRIPT)], *words))
         return ProcessSpec("host", node, argv=("true",)) if node else ranks
     role, index = "worker", node
@@ -130,7 +130,7 @@ def container(request: Request, host: str, root: str) -> tuple[Texts, Texts]:
     submission = request.submission
     job, hosts, settings = submission.job, list(submission.hosts), submission.settings
     parameters = submission.hyperparameters
-    asked = {name: json.loads(text) for name, text in parameters.items() if name not in job.arguments}
+    asked = {name: json.loads(text) for name, text in parameters.items() if name not in job.named_arguments}
     channel = {"TrainingInputMode": settings.input_mode, "S3DistributionType": "FullyReplicated"}
     channel["RecordWrapperType"] = "None"
     values = {
@@ -145,8 +145,8 @@ def container(request: Request, host: str, root: str) -> tuple[Texts, Texts]:
         "script": job.script,
         "module": job.script.removesuffix(".py"),
         "source": submission.source_uri,
-        "arguments": job.arguments,
-        "user_args": arguments(job.arguments),
+        "arguments": job.named_arguments,
+        "user_args": arguments(job.named_arguments),
         "parameters": parameters,
         "switches": {n: asked[n] for n in asked if n.endswith(("_enabled", "_per_host"))},
         "cpus": os.cpu_count() or 1,
@@ -156,7 +156,7 @@ def container(request: Request, host: str, root: str) -> tuple[Texts, Texts]:
     template = Path(__file__).with_name("container.yaml").read_text(encoding="utf-8")
     contents = filled(yaml.safe_load(template.replace("/opt/ml", root)), values)
     files = {name: json.dumps(content) for name, content in contents["files"].items()}
-    named = contents["variables"] | {f"hp_{name}": value for name, value in job.arguments.items()}
+    named = contents["variables"] | {f"hp_{name}": value for name, value in job.named_arguments.items()}
     variables = {f"SM_{name.upper()}": _as_text(value) for name, value in named.items()}
     return files, {**variables, "CURRENT_HOST": host}
 

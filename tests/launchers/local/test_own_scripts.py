@@ -1,0 +1,123 @@
+"""Scripts as other people write them: their arguments, their data, their packages."""
+
+import json
+
+import pytest
+
+from workshop_utils.jobs import JobError, TrainingJob
+from workshop_utils.launchers.local import Local, environment
+
+# Prints what it was told, as JSON, from each rank.
+TELLS = """
+import json, os, sys
+names = [name for name in os.environ if name.startswith(("WORKSHOP_DATA", "WORKSHOP_MODEL", "SM_"))]
+print(json.dumps({"words": sys.argv[1:], "main": __name__, "package": __package__,
+                  "folder": os.getcwd(), **{name: os.environ[name] for name in names}}))
+"""
+
+
+def told(job):
+    """What each worker of a job that runs TELLS has printed."""
+    with Local().launch(job) as run:
+        run.wait()
+        return {line.worker: json.loads(line.text) for line in run.logs() if line.text.startswith("{")}
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        ({"epochs": 2, "b": 8}, ["-b", "8", "--epochs", "2"]),
+        ({"amp": None, "layers": [1, 2]}, ["--amp", "--layers", "1", "2"]),
+        ([3, "--amp", "--lr=0.1", "trainer.epochs=1"], ["3", "--amp", "--lr=0.1", "trainer.epochs=1"]),
+        (["{x}", '{"rank": 1}', "{port}", "{script}"], ["{x}", '{"rank": 1}', "{port}", "{script}"]),
+    ],
+)
+def test_arguments_are_the_words_that_a_script_wants(make_job, arguments, words):
+    job = make_job("", arguments=arguments)
+    assert job.command_line_arguments == words
+    assert not job.needs_start
+
+
+def test_named_arguments_are_merged_and_follow_a_list(make_job):
+    assert make_job("", arguments={"a-b": 1}).replace(arguments={"c-d": None}).arguments == {
+        "a-b": 1,
+        "c-d": None,
+    }
+    assert make_job("", arguments=[1]).replace(arguments={"c-d": 2}).command_line_arguments == [
+        "1",
+        "--c-d",
+        "2",
+    ]
+
+
+@pytest.mark.processes
+@pytest.mark.parametrize("strategy", ["torch_ddp", "mpi"])
+def test_each_process_fills_in_its_own_rank(make_job, strategy):
+    job = make_job(
+        TELLS, strategy=strategy, workers=2, arguments=["--at={rank}/{world_size}", "{braces}", "a b"]
+    )
+    found = told(job)
+    assert [found[f"worker-{n}"]["words"] for n in range(2)] == [
+        [f"--at={n}/2", "{braces}", "a b"] for n in range(2)
+    ]
+
+
+@pytest.mark.processes
+def test_a_module_runs_as_pythons_m_runs_it(make_job, monkeypatch):
+    folder = make_job("").folder / "package"
+    folder.mkdir()
+    (folder / "__init__.py").touch()
+    (folder / "train.py").write_text(f"from . import names\n{TELLS}")
+    (folder / "names.py").touch()
+    monkeypatch.chdir(folder.parent)
+    job = TrainingJob.of_script(module="package.train", arguments=["--rank", "{rank}"])
+    assert (job.name, job.script_path.name) == ("package-train", "train.py")
+    (found,) = told(job).values()
+    assert (found["words"], found["package"], found["main"]) == (["--rank", "0"], "package", "__main__")
+
+
+@pytest.mark.processes
+def test_channels_are_named_as_on_sagemaker(make_job, tmp_path):
+    (tmp_path / "corpus.txt").write_text("to be")
+    (found,) = told(make_job(TELLS, data={"train": str(tmp_path / "corpus.txt"), "test": "digits"})).values()
+    assert found["SM_CHANNEL_TRAIN"] == f"{found['WORKSHOP_DATA']}/train"
+    assert found["SM_CHANNEL_TEST"] == f"{found['WORKSHOP_DATA']}/test"
+
+
+@pytest.mark.parametrize(
+    ("text", "lacking"),
+    [
+        ("numpy\n# a comment\n--index-url https://example.com\nPyYAML >= 5 ; python_version > '3'\n", None),
+        ("git+https://example.com/numpy.git@main\nnumpy @ https://example.com/numpy.whl\n", None),
+        ("nothing-of-this-name; python_version < '3'", None),
+        ("numpy\nnothing-of-this-name==1.0", "nothing-of-this-name==1.0"),
+        ("numpy==1.0.0", "numpy==1.0.0"),
+        ("-r more.txt", "-r more.txt"),
+        ("git+https://example.com/nothing-of-this-name", "git+https://example.com/nothing-of-this-name"),
+    ],
+)
+def test_requirements_are_met_or_refused_with_the_command_that_installs_them(make_job, text, lacking):
+    job = make_job("")
+    (job.folder / "requirements.txt").write_text(text)
+    if lacking is None:
+        assert Local().render(job)
+        return
+    with pytest.raises(JobError) as refusal:
+        Local().render(job)
+    assert f"requirements.txt asks for {lacking}, which" in str(refusal.value)
+    assert f"-r {job.folder / 'requirements.txt'}" in str(refusal.value)
+    assert Local().render(job.replace(requirements=False))
+
+
+def test_what_this_machine_cannot_give_is_refused_by_name(make_job, monkeypatch):
+    memory = type("Memory", (), {"total": 8 * 2**30})
+    monkeypatch.setattr(environment.psutil, "virtual_memory", memory)
+    job = make_job("", strategy="torch_ddp", workers=4)
+    assert Local().render(job)
+    assert Local().render(job.replace(resources={"memory": "2Gi"}))
+    with pytest.raises(
+        JobError, match=r"resources.memory is '3Gi'; 4 worker\(s\) need 12.0 GiB, and .* has 8.0 GiB"
+    ):
+        Local().render(job.replace(resources={"memory": "3Gi"}))
+    with pytest.raises(JobError, match="image is 'mine:1'; processes of this machine run in no container"):
+        Local().render(job.replace(image="mine:1"))
