@@ -50,7 +50,7 @@ class Kubernetes(KubernetesSettings):
         """
         manifest = self.render(job)
         require_registry(self.image_for(job))
-        carried = config_maps(job, manifest.files, with_data=self.data_claim is None)
+        carried = config_maps(job, manifest.archive, with_data=self.data_claim is None)
         objects = JobObjects(connect(self.context), manifest, carried)
         pods = pods_of(manifest)
         warning = UNSAVED if self.with_defaults(job).outputs is None else ""
