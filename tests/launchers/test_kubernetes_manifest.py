@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from workshop_utils.jobs import JobError, TrainingJob
-from workshop_utils.launchers.kubernetes import Kubernetes, check, config_maps, settings
+from workshop_utils.launchers.kubernetes import EmulatedKubernetes, Kubernetes, check, config_maps, settings
 from workshop_utils.launchers.kubernetes.operators import pods_of
 
 JOBS = Path(__file__).parents[2] / "jobs"
@@ -108,6 +108,22 @@ def test_the_command_by_hand_prints_what_is_sent(make_job, tmp_path, monkeypatch
     assert json.loads(capsys.readouterr().out)["items"] == config_maps.config_maps(
         job, rendered.archive, True
     )
+
+
+def test_packages_must_be_in_an_image_of_the_user_s_own(make_job):
+    job = make_job("")
+    (job.folder / "requirements.txt").write_text("no-such-package\n")
+    with pytest.raises(
+        JobError, match=r"^requirements\.txt asks for packages; REGISTRY/workshop-horovod:cpu may lack"
+    ):
+        Kubernetes().render(job)
+    with pytest.raises(JobError, match="no-such-package"):
+        EmulatedKubernetes(image="mine:1").render(job)
+    for place, allowed in (
+        (Kubernetes(image="mine:1"), job),
+        (Kubernetes(), job.replace(requirements=False)),
+    ):
+        assert place.render(allowed).archive
 
 
 # What a place adds
