@@ -107,7 +107,7 @@ def test_a_failed_job_says_why_and_each_line_comes_once_when_it_has_ended_or_the
         server.logs["ddp-master-0"], server.unfinished["ddp-master-0"] = [one, two], three
         server.pods = [pod("master", "Failed")]
         server.job_status = condition("Failed", "1 Master replica(s) failed.")
-        said = r"(?s)1 Master replica.*\[worker-0\] one.*\[worker-0\] ValueError: no"
+        said = r"(?s)1 Master replica.*  one.*  ValueError: no\nThe whole log is in .*/worker-0\.log"
         with pytest.raises(RunFailed, match=said):
             started.wait(timeout_seconds=20)
     assert [line.text for line in started.logs(worker="worker-0")] == ["one", "two", "ValueError: no"]

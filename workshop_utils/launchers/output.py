@@ -1,16 +1,50 @@
-"""How processes end and what they print last, in words: the same for every run."""
+"""How processes end, and the cause in what they printed, in words: the same for every run."""
 
 from __future__ import annotations
 
+import itertools
 import re
 import signal
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
+
+from workshop_utils.runs import Run
 
 # Names of variables and properties whose values are not shown.
 SECRET = re.compile(r"(?i)secret|token(?!iz)|password|key$|access[._]?key")
-LAST_LINES = 12  # of a worker that failed, in the message
+LAST_LINES = 12  # of a worker that failed without a traceback, in the message
+MOST_LINES = 10, 20  # of a traceback, from its beginning and from its end
+MOST_READ = 10_000  # lines of a log, the last ones
+MOST_AFTER = 6, 6  # of what follows it: more of its message, or what was printed while the process ended
 
-_ABORT_NOTICE = re.compile(r"-{70,}\nMPI_ABORT was .*?\n-{70,}\n", re.DOTALL)  # of a rank that fails
+# Words in the cause of a failure, and a sentence that helps.
+HINTS = {
+    r"error: unrecognized arguments: .*\b(True|False|None)\b": "In `arguments`, a bare flag is written `name:` with "
+    "nothing after it, or as a word in a list, such as `[--name]`.",
+}
+
+TRACEBACK = re.compile(r"Traceback \(most recent call last\):$")
+# What joins a traceback to the one before it: Python's own words, and those of PyTorch's workers.
+_JOINED = re.compile(
+    r"direct cause of the following|During handling of the above|following error:$|Original Trace"
+)
+# What Python prints of an error that did not end the process.
+_ASIDE = re.compile(r"^(Exception ignored in|Exception in thread|--- Logging error)")
+_EXCEPTION = r"[\w.]+(?:Error|Exception)\b"
+# How a script is started, in its traceback.
+_STARTERS = re.compile(
+    r'^ *File "(?:<frozen runpy>|[^"]*/mpi4py/(?:__main__|run)\.py)", .*\n(?: {4}.*\n)*',
+    re.M,
+)
+# What launchers add of their own: Open MPI, torchrun, the drivers of SageMaker's SDK.
+_BANNERS = re.compile(
+    r"^-{70,}\n(?:MPI_ABORT|mpirun|prterun|Primary job)(?:.*\n)*?-{70,}\n"
+    r"|^[EWI]\d{4} [\d:.]+ \d+ \S*(?:elastic/\S+|distributed/run\.py:\d+)\] .*\n"
+    r"|^.*Traceback \(most recent call last\):\n"
+    r' *File "[^"]*/(?:torchrun|torch/distributed/run\.py|sm_drivers/[^"]+)".*\n'
+    rf"(?:(?!{_EXCEPTION}).*\n)*{_EXCEPTION}.*\n(?:={{10,}}\n(?:.*\n)*?={{10,}}\n)?"
+    r"|^Executing command: .*\n",
+    re.M,
+)
 _CULPRIT = re.compile(r"(?:process|invoked on) rank (\d+)\b|Process name: \[[^\]]*,(\d+)\]")
 _SIGNAL = re.compile(r"exited on\s+signal (\d+)")
 
@@ -29,7 +63,70 @@ def how(code: int) -> str:
     return f"was killed by {name}" if code < 0 else f"ended with exit code {code}"
 
 
+def explained(run: Run, names: Collection[str]) -> str:
+    """Why a process failed that is among `names`: the cause in what it printed, and where all of that is.
+
+    Of several, the one that a launcher blames, or whose traceback came first.
+    """
+    lines = [line for line in run.logs() if line.worker in names]
+    blamed, _ = culprit(line.text for line in lines)
+    if blamed not in names:
+        raised = (line.worker for line in lines if TRACEBACK.search(line.text))
+        blamed = next(raised, next(iter(names)) if len(names) == 1 else None)
+    cause = _cause([line.text for line in lines if line.worker == blamed] if blamed else [*map(str, lines)])
+    hints = [hint for pattern, hint in HINTS.items() if re.search(pattern, cause)]
+    log = run.log_folder and (run.log_folder / f"{blamed}.log" if blamed else run.log_folder)
+    where = f"The whole log is in {log}" if log and log.exists() else ""
+    return "\n".join(filter(None, [cause, *hints, where]))
+
+
 def last_lines(texts: Sequence[str]) -> str:
     """The last of what a worker printed."""
-    lines = _ABORT_NOTICE.sub("", "".join(f"{text}\n" for text in texts)).splitlines()
-    return "Its last lines:\n  " + "\n  ".join(lines[-LAST_LINES:]) if lines else "It had printed nothing."
+    return _shown("Its last lines", texts[-LAST_LINES:]) if texts else "It had printed nothing."
+
+
+def _cause(texts: Sequence[str]) -> str:
+    """The traceback of a process that ended with one, else the complaint about its arguments, else its last lines.
+
+    Where torchrun says that one of its processes failed, all of which print here, it is the first traceback.
+    """
+    printed = "".join(f"{text}\n" for text in texts[-MOST_READ:])
+    lines = _BANNERS.sub("", _STARTERS.sub("", printed)).rstrip().split("\n")
+    lines = lines if lines != [""] else []
+    before = {
+        number: next((each for each in reversed(lines[:number]) if each.strip()), "")
+        for number, line in enumerate(lines)
+        if TRACEBACK.search(line)
+    }
+    chains = [each for each in before if not _JOINED.search(f"{before[each]}\n{lines[each]}")]
+    if not chains:
+        usage = [number for number, line in enumerate(lines) if re.match("(?i)usage: ", line)]
+        return _shown("It said", _trimmed(lines[usage[-1] :], *MOST_LINES)) if usage else last_lines(lines)
+    blocks = []
+    for start, end in itertools.pairwise([*chains, len(lines)]):
+        last = _end(lines, max(number for number in before if number < end))
+        after = [line for line in lines[last + 1 : end] if not _ASIDE.match(line)]
+        shown = _trimmed(lines[start : last + 1], *MOST_LINES) + _trimmed(after, *MOST_AFTER)
+        blocks.append((not _ASIDE.match(before[start]), last < end, shown))
+    first = "ChildFailedError" in printed  # whose traceback is whole, since several processes print at once
+    *_, shown = max(blocks if first else reversed(blocks), key=lambda block: block[: 2 if first else 1])
+    return _shown("Its traceback", shown)
+
+
+def _end(lines: Sequence[str], heading: int) -> int:
+    """The number of the line that names the error; SageMaker's drivers have taken the indents away."""
+    number = heading + 1
+    while number < len(lines) and (
+        frame := re.match(r'(?:\[rank\d+\]: )?( +|File "(<?)|[ ~^]+$)', lines[number])
+    ):
+        number += 2 if frame[1].startswith("File") and not frame[2] else 1
+    return number
+
+
+def _trimmed(lines: Sequence[str], head: int, tail: int) -> list[str]:
+    left_out = len(lines) - head - tail
+    return [*lines[:head], f"... ({left_out} lines)", *lines[-tail:]] if left_out > 1 else [*lines]
+
+
+def _shown(heading: str, lines: Iterable[str]) -> str:
+    return "\n  ".join([f"{heading}:", *lines])

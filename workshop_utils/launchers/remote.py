@@ -45,8 +45,8 @@ class RemoteRun(Run):
     """A job on another machine. Leaving its `with` block stops it, even a job whose run was given up.
 
     A thread reads state and log every `poll_seconds`. If the target does not answer for two minutes, the run fails
-    with a message that says that the job may still be running. The message of a job that failed ends with the last
-    lines of its log.
+    with a message that says that the job may still be running. The message of a job that failed ends with the cause
+    in its log, and where this machine's copy of it is.
     """
 
     def __init__(
@@ -134,7 +134,8 @@ class RemoteRun(Run):
         return state, self._explained(reason) if state is RunState.FAILED else reason
 
     def _explained(self, reason: str) -> str:
-        """`reason`, and the last lines of the worker that it names, or else of all."""
+        """`reason`, and the cause in what the worker that it names has printed, or else all."""
         named = next((worker for worker in self.workers if re.search(rf"\b{worker}\b", reason)), None)
-        lines = [line.text if named else str(line) for line in self.logs(worker=named)]
-        return f"{reason.removesuffix('.')}. {output.last_lines(lines)}" if lines else reason
+        printed = {line.worker for line in self.logs()}
+        names = printed & {named} if named else printed
+        return f"{reason.removesuffix('.')}. {output.explained(self, names)}" if names else reason

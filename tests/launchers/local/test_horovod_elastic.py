@@ -124,5 +124,5 @@ def test_when_every_worker_fails_the_run_does_and_shows_the_scripts_own_mistake(
         """, strategy="horovod_elastic", workers=2, timeout="2min")  # fmt: skip
     said = failure_of(Local().launch(job), PATIENCE_SECONDS)
     assert re.match(r"job-1 failed: worker-[01] \(rank [01]\) ended with exit code 1; ", said)
-    assert said.endswith("RuntimeError: the learner's mistake")
+    assert "RuntimeError: the learner's mistake\nThe whole log is in" in said
     assert "runpy" not in said

@@ -170,12 +170,10 @@ class ProcessRun(Run):
     Attributes:
         process_ids: of its processes, by name.
         network: what network is emulated, and how; None where there is none.
-        warning: what may not go as it is meant, known before the start; "" if nothing is.
         warm: whether its ranks were forked from a warm server.
     """
 
     network: str | None = None
-    warning: str = ""
     is_read = False  # whether a subclass reads the run's folder, at the event `read`
 
     def __init__(
@@ -219,10 +217,7 @@ class ProcessRun(Run):
             self._reservation.release()
             if self.device is not None:
                 self.remark = host_remark(self.devices, self.workers, cores())
-            state, reason = self._verdict(event)
-            if reason and self.warning:
-                reason += f"\nBefore the start there was a warning: {self.warning}"
-            self._finish(state, reason)
+            self._finish(*self._verdict(event))
 
     def _ask_for_stacks(self, supervisor: int) -> None:
         """Send SIGUSR1 to the processes that have called `place.here`, which has made them answer with their stack."""
@@ -256,11 +251,10 @@ class ProcessRun(Run):
         if name not in self.workers:  # mpirun ends with the code of the rank that failed, and says which
             worker, killed = output.culprit(line.text for line in self.logs(worker=name))
             name, code = worker or name, killed or code
-        texts = [line.text for line in self.logs(worker=name)]
         others = "; the others were stopped" if len(self.workers) > 1 else ""
         rank = next((start["rank"] for start in self.starts if start["worker"] == name), None)
         who = f"{name} (rank {rank})" if rank is not None else name
-        return f"{self.name} failed: {who} {output.how(code)}{others}. {output.last_lines(texts)}"
+        return f"{self.name} failed: {who} {output.how(code)}{others}. {output.explained(self, [name])}"
 
 
 def _environment_of(process: psutil.Process) -> str:

@@ -114,9 +114,9 @@ class EmulatedRun(ProcessRun):
         return "MaxRuntimeExceeded: the job met its time limit"
 
     def _blame(self, name: str, code: int) -> str:
-        texts = [line.text for line in self.logs() if line.worker == name or name not in self.workers]
+        ranks = {line.worker for line in self.logs()}.difference(self.workers)  # of mpirun, which names them
         how = f"exit code: {code}" if code >= 0 else f"which {output.how(code)}"
-        return f"AlgorithmError: {self.error} on {name}, {how}. {output.last_lines(texts)}"
+        return f"AlgorithmError: {self.error} on {name}, {how}. {output.explained(self, {name, *ranks})}"
 
 
 class SpotRun(Run):
