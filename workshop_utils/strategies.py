@@ -30,7 +30,14 @@ from dataclasses import dataclass, field, replace
 from typing import Any, Self
 
 from workshop_utils.jobs import JobError, StrategyName, TrainingJob
-from workshop_utils.jobs.imports import why_no_gpu
+from workshop_utils.jobs.imports import imported, packages, why_no_gpu
+
+# What a script that imports a package most likely wants.
+STRATEGY_OF: dict[str, StrategyName] = {
+    "horovod": "horovod",
+    "mpi4py": "mpi",
+    "tensorflow": "multi_worker_mirrored",
+}
 
 SCRIPT_ROLES = ("chief", "worker", "ps", "server")  # the others help these and do not run the job's script
 
@@ -190,7 +197,9 @@ class Strategy:
             raise JobError(f"nodes is {job.nodes}; {self.name} starts all workers on one node: leave it out")
         least, most = self.workers
         if job.workers > most:
-            advice = "use another strategy, such as 'torch_ddp'"
+            modules = packages(imported(job.script_path))
+            other = next((name for module, name in STRATEGY_OF.items() if module in modules), "torch_ddp")
+            advice = f"use another strategy, such as {other!r} (--strategy {other})"
             raise JobError(f"workers is {job.workers}; strategy {self.name!r} has one worker: {advice}")
         if job.workers < least:
             added = f"(a chief and {job.parameter_servers} server(s) are added to them)"

@@ -12,9 +12,6 @@ from pathlib import Path
 import yaml
 from adapter import PACKAGE, ROOT
 
-# A file of the package that travels along: how the modules are called is not of interest.
-A_MODULE = rf"(#   --from-file={PACKAGE}/\S+\.py( \\)?|\s*- key: \S+\n\s*path: {PACKAGE}/\S+)\n"
-
 
 class Block(yaml.SafeDumper):
     """Writes what occurs twice twice, since it is to be read."""
@@ -30,7 +27,7 @@ def rendering(text: str) -> str:
         comment = re.match(r"(#.*\n)*", text)[0]
         documents = yaml.safe_load_all(text)
         text = comment + yaml.dump_all(documents, Dumper=Block, sort_keys=False, width=110)
-    return re.sub(rf"(?m)^({A_MODULE})+", "MODULES\n", text)
+    return text
 
 
 def without_accidents(text: str) -> str:
@@ -48,7 +45,6 @@ def without_accidents(text: str) -> str:
         text = re.sub(rf"(?<![\w.-]){re.escape(folder)}(?=[/\s'\":;,]|$)", folders[folder], text)
     text = re.sub(rf"CHECKOUT/{PACKAGE}/[\w/]+\.py", "MODULE", text)
     text = text.replace("/mpirun --allow-run-as-root", "/mpirun")  # here, which it wants where root runs it
-    text = re.sub(r"python -c '[^']*'", "python -c DATA", text)
     text = re.sub(r"(CACHE/environments/\w+)-[0-9a-f]{12}\b", r"\1-PYTHON", text)  # one for each Python
     text = re.sub(r"(?<=-)\d{14}(-[0-9a-f]{4})?\b", "MOMENT", text)  # names of jobs on SageMaker
     text = re.sub(r'("?workshop_utils"?[-= ]+v?)\d+\.\d+\.\d+', r"\1VERSION", text)

@@ -48,6 +48,53 @@ def broken(job, path, value):
     return Manifest(changed(Kubernetes().render(job).resource, f"spec.template.spec.{path}", value))
 
 
+OWN = """
+import os, sys
+from pathlib import Path
+import checkpoints
+from lib.model import NAME
+from workshop_utils import place
+assert (checkpoints.OWN, NAME) == (True, "mine")
+assert Path("settings.yaml").read_text() == "rate: 1" and Path("lib/weights.bin").read_bytes() == b"\\xff\\0"
+assert Path.cwd() == Path(__file__).absolute().parent == Path(os.environ["PYTHONPATH"])
+assert sys.argv[1:] == ["--amp", "epochs=1", "{here}"]
+data = Path(os.environ["WORKSHOP_DATA"])
+assert (data / "train/corpus.txt").read_text() == Path(os.environ["SM_CHANNEL_TRAIN"], "corpus.txt").read_text()
+assert Path(os.environ["SM_CHANNEL_MY_TEST"], "test.csv").read_text() == "1,2"
+assert Path(os.environ["WORKSHOP_MODEL"]).is_dir()
+Path("logs").mkdir(exist_ok=True)
+Path("logs", f"{os.getpid()}.txt").write_text("x")
+place.report(step=1)
+"""
+
+
+@pytest.mark.parametrize(
+    ("kind", "fields"),
+    [
+        ("Job", {}),
+        ("PyTorchJob", {"strategy": "torch_ddp", "workers": 2}),
+        ("TrainJob", {"strategy": "torch_ddp", "nodes": 1, "processes_per_node": 2}),
+        ("MPIJob", {"strategy": "mpi", "workers": 2}),
+        ("TFJob", {"strategy": "multi_worker_mirrored", "workers": 2}),
+    ],
+)
+def test_the_folder_is_the_working_directory_whatever_is_in_it(make_job, tmp_path, kind, fields):
+    files = {"train/corpus.txt": b"abc", "test.csv": b"1,2"}
+    sources = {"train": str(tmp_path / "train"), "my-test": str(tmp_path / "test.csv")}
+    # With NumPy the processes are forked, but for those that mpirun or torchrun starts.
+    job = make_job("import numpy", OWN, data=sources, arguments=["--amp", "epochs=1", "{here}"], **fields)
+    own = {"checkpoints.py": b"OWN = True", "settings.yaml": b"rate: 1", "lib/weights.bin": b"\xff\0"}
+    files |= {f"job-1/{name}": content for name, content in own.items()}
+    files |= {"job-1/lib/__init__.py": b"", "job-1/lib/model.py": b"NAME = 'mine'"}
+    for name, content in files.items():
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_bytes(content)
+    with EmulatedKubernetes(kind=kind).launch(job) as run:
+        run.wait(timeout_seconds=100)
+    assert len(run.records) == job.workers
+    assert not (job.folder / "logs").exists()
+
+
 MEET = """
 folder = place.checkpoint_folder()
 (folder / str(here.rank)).touch()
@@ -108,7 +155,7 @@ def test_what_torchrun_starts_gets_its_rank_from_torchrun(told, target, processe
 
 def test_a_mistaken_script_path_fails_as_it_would_in_a_pod(make_job):
     job = make_job(TELL)
-    misspelled = broken(job, "containers.0.command.1", "/workshop/job/trian.py")
+    misspelled = broken(job, "containers.0.command.1", "trian.py")
     said = r"(?s)pod job-1-0 ended with exit code 2.*python: can't open file '/workshop/job/trian\.py'"
     with EmulatedKubernetes().launch(job, misspelled) as run, pytest.raises(RunFailed, match=said):
         run.wait(timeout_seconds=100)
@@ -119,9 +166,11 @@ def test_a_mistaken_script_path_fails_as_it_would_in_a_pod(make_job):
 @pytest.mark.parametrize(
     ("path", "value", "message"),
     [
-        ("volumes.1.name", "other", "/workshop/data mounts volume 'data', which the pod does not have"),
-        ("volumes.0.configMap.name", "other", "volume 'job' is of 'other'; there is 'job-1' and 'job-1-data'"),
-        ("volumes.0.configMap.items.0.key", "trian.py", "ConfigMap job-1 has no key 'trian.py'"),
+        ("volumes.2.name", "other", "/workshop/data mounts volume 'data', which the pod does not have"),
+        ("volumes.2", {"name": "data", "configMap": {"name": "job-1"}}, "volume 'data' is neither an emptyDir"),
+        ("volumes.0.projected.sources.1.configMap.name", "other", "unpacks data.tgz; ConfigMap job-1 and other"),
+        ("initContainers.0.volumeMounts.1.mountPath", "/else", "it mounts are /workshop/archives, /else"),
+        ("initContainers.0.command.2", "pip install x", "'unpack' runs 'pip install x'; the emulator only"),
         ("containers.0.imagee", "x", "containers[0].imagee: unknown field; did you mean image?"),
         ("containers.0.command", [], "its container has no command"),
         ("containers.0.command", ["bash"], "its command is 'bash'; the emulator has python, python3, torchrun, mpirun"),

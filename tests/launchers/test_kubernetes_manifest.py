@@ -3,13 +3,18 @@
 What is rendered for each job is kept in tests/guards/rendered, and what is refused in tests/guards/bad_inputs.yaml.
 """
 
+import base64
+import io
+import json
+import random
+import shlex
+import tarfile
 from pathlib import Path
 
 import pytest
-from conftest import write_idx
 
 from workshop_utils.jobs import JobError, TrainingJob
-from workshop_utils.launchers.kubernetes import Kubernetes, check, config_maps, settings
+from workshop_utils.launchers.kubernetes import EmulatedKubernetes, Kubernetes, check, config_maps, settings
 from workshop_utils.launchers.kubernetes.operators import pods_of
 
 JOBS = Path(__file__).parents[2] / "jobs"
@@ -34,21 +39,91 @@ def test_resources_are_written_as_kubernetes_reads_them_and_the_job_s_image_come
     assert made["image"] == "jobs:2"
 
 
-def test_small_data_travels_in_a_config_map_and_large_data_is_refused(make_job, tmp_path):
-    job = make_job("")
-    files = Kubernetes().render(job).files
-    code, content = config_maps.config_maps(job, files, with_data=True)
-    assert code["data"]["train.py"] == job.script_path.read_text()
-    assert sorted(content["binaryData"]) == sorted(path.name for path in Path(job.data).iterdir())
-    for described in (code, content):
+def carried(job, place=None):
+    """What unpacks in a pod: the names in each archive, by the ConfigMap."""
+    made = config_maps.config_maps(job, (place or Kubernetes()).render(job).archive, with_data=True)
+    archives = {each["metadata"]["name"]: each["binaryData"] for each in made}
+    for described in made:
         check.require(described)
-    large, count = tmp_path / "large", 300_000
-    large.mkdir()
-    for prefix in ("train", "t10k"):
-        write_idx(large / f"{prefix}-images-idx3-ubyte", (count, 2, 2), bytes(4 * count))
-        write_idx(large / f"{prefix}-labels-idx1-ubyte", (count,), bytes(count))
-    with pytest.raises(JobError, match=r"a ConfigMap holds 1 MiB: put it on a volume"):
-        config_maps.config_maps(job.replace(data=str(large)), files, with_data=True)
+    names = {}
+    for name, values in archives.items():
+        (content,) = values.values()
+        with tarfile.open(fileobj=io.BytesIO(base64.b64decode(content))) as file:
+            names[name] = set(file.getnames())
+    return names
+
+
+def test_folder_and_data_travel_as_an_archive_each(make_job, data_folder, tmp_path):
+    job = make_job("", data={"train": str(data_folder), "test": str(tmp_path / "test.csv")})
+    (tmp_path / "test.csv").write_text("1,2")
+    (job.folder / "lib").mkdir()
+    (job.folder / "lib" / "weights.bin").write_bytes(b"\xff")
+    names = carried(job)
+    assert names["job-1"] > {"train.py", "lib/weights.bin", "workshop_utils/place.py"}
+    assert names["job-1-data"] == {"test/test.csv", *(f"train/{path.name}" for path in data_folder.iterdir())}
+
+
+@pytest.mark.parametrize(
+    ("file", "data", "message"),
+    [
+        ("job-1/weights.bin", None, r"^folder is '.*job-1'; packed it has 1\.[12] MB \(weights\.bin 1\.1 MB, "),
+        ("large/corpus.txt", "large", r"^data is '.*large'; packed it has 1\.[12] MB \(corpus\.txt 1\.1 MB\), and a "),
+        ("large/corpus.txt", {"a": "digits", "b": "large"}, r"\(b/corpus\.txt 1\.1 MB, .* in data_claim$"),
+        ("large/corpus.txt", {"a": "mnist"}, r"^data\.a is 'mnist'; it has 12 MB, and a ConfigMap holds 1 MiB: put it"),
+        ("large/corpus.txt", {"a": "s3://bucket/x"}, r"^data\.a is 's3://bucket/x': .*; or put it on a volume"),
+    ],
+)  # fmt: skip
+def test_what_a_config_map_cannot_hold_is_refused_before_it_is_sent(
+    make_job, tmp_path, monkeypatch, file, data, message
+):
+    monkeypatch.chdir(tmp_path)
+    job = make_job("", data=data)
+    (tmp_path / file).parent.mkdir(exist_ok=True)
+    (tmp_path / file).write_bytes(random.Random(0).randbytes(1_100_000))
+    with pytest.raises(JobError, match=message):
+        Kubernetes().render(job)
+    if data is not None:
+        assert "data.tgz" not in str(Kubernetes(data_claim="mine").render(job))
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"data": "digits"},
+        {"data": {"train": "own's"}, "script": "main.py"},
+        {"data": None, "module": "lib.train", "arguments": ["{rank}"]},
+    ],
+)
+def test_the_command_by_hand_prints_what_is_sent(make_job, tmp_path, monkeypatch, capsys, fields):
+    monkeypatch.chdir(tmp_path)
+    job = make_job("")
+    for name in ("job-1/main.py", "job-1/lib/train.py", "own's/corpus.txt"):
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_text("")
+    job = job.replace(**fields)
+    rendered = Kubernetes().render(job)
+    head = str(rendered).partition("apiVersion")[0].replace("# ", "")
+    by_hand = head[head.index("python -c") : head.index(" | kubectl create -f -")]
+    exec(shlex.split(by_hand)[2], {})
+    assert json.loads(capsys.readouterr().out)["items"] == config_maps.config_maps(
+        job, rendered.archive, True
+    )
+
+
+def test_packages_must_be_in_an_image_of_the_user_s_own(make_job):
+    job = make_job("")
+    (job.folder / "requirements.txt").write_text("no-such-package\n")
+    with pytest.raises(
+        JobError, match=r"^requirements\.txt asks for packages; REGISTRY/workshop-horovod:cpu may lack"
+    ):
+        Kubernetes().render(job)
+    with pytest.raises(JobError, match="no-such-package"):
+        EmulatedKubernetes(image="mine:1").render(job)
+    for place, allowed in (
+        (Kubernetes(image="mine:1"), job),
+        (Kubernetes(), job.replace(requirements=False)),
+    ):
+        assert place.render(allowed).archive
 
 
 # What a place adds

@@ -1,5 +1,6 @@
 """What a network may be, in words, and what is done where the machine cannot emulate it in the kernel."""
 
+import re
 from pathlib import Path
 
 import pytest
@@ -47,6 +48,59 @@ def test_a_network_has_room_for_250_processes(machine, make_job):
     job = make_job("", strategy="ring", workers=251)
     with pytest.raises(JobError, match="has room for 250 processes, not 251"):
         Local(network=Network.parse("100Mbit")).render(job)
+
+
+# What it does not slow, or cuts off
+
+
+HERE = 'dist.init_process_group("gloo", init_method="tcp://127.0.0.1:29577")'
+STAND_INS = (
+    'x = os.environ.get("MASTER_ADDR", "127.0.0.1")',
+    'os.environ.setdefault("MASTER_ADDR", "localhost")',
+    'if "MASTER_ADDR" not in os.environ:\n    os.environ["MASTER_ADDR"] = "localhost"',
+    'x = os.environ.get("MASTER_ADDR") or "127.0.0.1"',
+    'x = "env://" if "MASTER_ADDR" in os.environ else "tcp://localhost:29500"',
+    'try:\n    x = os.environ["MASTER_ADDR"]\nexcept KeyError:\n    master_addr = "localhost"',
+    "x = f\"tcp://{os.getenv('MASTER_ADDR', 'localhost')}:29500\"",
+    'if not os.environ.get("TF_CONFIG"):\n    workers = ["localhost:12345"]',
+    '"""Run it as train.py --dist-url tcp://127.0.0.1:23456"""',
+    'print("see http://localhost:6006")',
+)
+
+
+@pytest.mark.parametrize(
+    ("script", "fields", "named"),
+    [
+        (HERE, {}, "train.py, line 1: an address .* MASTER_ADDR and MASTER_PORT$"),
+        ('\nx = f"tcp://localhost:{port}"', {}, "train.py, line 2:"),
+        ('os.environ["MASTER_ADDR"] = "localhost"', {}, "train.py, line 1:"),
+        ('store = TCPStore("localhost", 1234, 2)', {}, "train.py, line 1:"),
+        ('x = ["localhost:12345"]', {"strategy": "multi_worker_mirrored"}, "train.py, line 1: .* TF_CONFIG$"),
+        ("from lib import meet", {}, "meet.py, line 1:"),
+        ("", {"arguments": ["--dist-url=tcp://127.0.0.1:1"]}, "'--dist-url=tcp://127.0.0.1:1':"),
+        ("", {"environment": {"STORE": "localhost:2379"}}, "'STORE=localhost:2379':"),
+        ('parser.add_argument("--url", default="tcp://localhost:1")', {}, "train.py, line 1:"),
+        ('parser.add_argument("--url", default="tcp://localhost:1")', {"arguments": ["--url=env://"]}, None),
+        ("", {"workers": 1}, "this run has one worker, so it uses no link"),
+        *((script, {}, None) for script in STAND_INS),
+    ],
+)
+def test_an_address_of_a_process_s_own_host_is_named_before_the_start(
+    script, fields, named, machine, make_job
+):
+    machine("root")
+    job = make_job(script, **{"strategy": "torch_ddp", "workers": 2, **fields})
+    (job.folder / "lib").mkdir()
+    (job.folder / "lib/meet.py").write_text(f"{HERE}\n")
+    request = Local(network=Network.parse("100Mbit")).render(job)
+    assert re.match(named, request.warning) if named else request.warning == ""
+    assert Local().render(job).warning == ""
+
+
+def test_one_process_alone_has_no_link_to_be_slowed(machine, make_job):
+    machine("root")
+    with pytest.raises(JobError, match=r"'single' has one process, and a link joins two; .* leave it out"):
+        Local(network=Network.parse("100Mbit")).render(make_job("import torch"))
 
 
 # How it is emulated where

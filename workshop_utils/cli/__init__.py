@@ -37,7 +37,9 @@ STORAGE = "a folder, s3://..., or claim:NAME."
 DEVICE = (
     "What each worker computes on: 400ms for a forward and backward pass; more: seconds=400ms,worker-1=3."
 )
-NETWORK = "A slow link for each process: 100Mbit, or bandwidth=100Mbit,worker-1=10Mbit."
+NETWORK = (
+    "A slow link for each process, not for what it starts: 100Mbit, or bandwidth=100Mbit,worker-1=10Mbit."
+)
 INSTANCES = "Which EC2 instances to look at, with commas between; a YAML file adds or replaces some."
 
 

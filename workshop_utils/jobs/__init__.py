@@ -423,13 +423,19 @@ class TrainingJob(Description):
 
     @classmethod
     def of_script(cls, script: str | Path | None = None, **fields: Any) -> Self:
-        """A job without a job.yaml: a `script`, in whose folder it runs, or a `module` of the working folder.
+        """A job without a job.yaml: a `script`, or a `module`, of the working folder, where it runs as under Python.
+
+        The folder of a script from elsewhere is its own.
 
         Raises:
             JobError: if there is no such file, or a field is wrong.
         """
-        folder = Path() if script is None else Path(script).parent
-        program = {} if script is None else {"script": Path(script).name}
+        folder, program = Path(), dict[str, str]()
+        if script is not None:
+            path = Path(script)
+            is_below = path.absolute().is_relative_to(Path.cwd()) and ".." not in path.parts
+            folder = folder if is_below else path.parent
+            program["script"] = path.absolute().relative_to(folder.absolute()).as_posix()
         name = Path(script).stem if script is not None else str(fields.get("module"))
         label = re.sub("[^a-z0-9]+", "-", name.lower()).strip("-0123456789") or "job"
         return cls(**{"name": label[:50].strip("-"), "folder": folder, **program, **fields})

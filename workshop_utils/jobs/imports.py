@@ -1,13 +1,14 @@
-"""What a training script imports, and whether it could use a GPU, read from its text: it is not run."""
+"""What a training script imports, where its processes meet, whether it could use a GPU: it is read, and not run."""
 
 from __future__ import annotations
 
 import ast
+import contextlib
 import itertools
 import re
 import sys
 from collections import defaultdict
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -29,6 +30,13 @@ PLACES_TENSORS = re.compile(
 )
 # As `ast` writes it: no statement of TensorFlow's uses a GPU after this one.
 HIDES_GPUS = re.compile(r"\w+(\.\w+)*\.set_visible_devices\(\[\], 'GPU'\)")
+
+# An address of a process's own host, as a script writes it, and where a host alone is one at which processes meet.
+LOOPBACK = re.compile(r"(tcp://)?(127\.0\.0\.1|localhost)(:[^/\s]*)?(/\S*)?")
+MEETING = re.compile(r"(?i)master_?addr|tcpstore")
+# What holds a value for want of another, and how a script asks whether its launcher has set one.
+STAND_INS, CHOICES = {"get", "getenv", "setdefault", "ExceptHandler"}, {"If", "IfExp", "BoolOp"}
+ASKS_LAUNCHER = re.compile(r"\bin (os\.)?environ\b|environ\.get\(|getenv\(")
 
 
 def imported(script: Path, *, always: bool = False) -> dict[str, set[str]]:
@@ -56,30 +64,72 @@ def packages(modules: Iterable[str]) -> set[str]:
     return {module.partition(".")[0] for module in modules}
 
 
+def own_files(job: TrainingJob) -> list[Path]:
+    """The script of `job`, and the modules below its folder that it imports, one from another."""
+    files = [job.script_path]
+    for path in files:  # which grows
+        for module, names in imported(path).items():
+            for full_name in (module, *(f"{module}.{name}" for name in sorted(names))):
+                for folder in dict.fromkeys((job.folder, job.script_path.parent, path.parent)):
+                    beside = folder / full_name.replace(".", "/")
+                    both = beside.with_suffix(".py"), beside / "__init__.py"
+                    files += [each for each in both if each not in files and each.is_file()]
+    return files
+
+
+def loopback_addresses(job: TrainingJob) -> list[str]:
+    """Where `job` lets its processes meet at an address of each one's own host, such as `train.py, line 3`.
+
+    An address that stands in for one that no launcher has set, or for an argument that the job gives, is none.
+    """
+    variables = (f"{name}={text}" for name, text in job.environment.items() if name != "MASTER_ADDR")
+    words = [*job.command_line_arguments, *variables]
+    found = [repr(word) for word in words if LOOPBACK.fullmatch(word.rpartition("=")[2])]
+    for path in own_files(job):
+        with contextlib.suppress(OSError, SyntaxError):
+            lines = _loopback_lines(ast.parse(path.read_bytes()), {word.partition("=")[0] for word in words})
+            found += [f"{path.name}, line {line}" for line in dict.fromkeys(lines)]
+    return found
+
+
+def _loopback_lines(node: ast.AST, given: set[str], statement: str = "") -> Iterator[int]:
+    """The lines in `node`, which belongs to `statement`, with such an address; `given` are the job's flags."""
+    name, texts = type(node).__name__, set[object]()
+    if isinstance(node, ast.Call):
+        name = ast.unparse(node.func).rpartition(".")[2]
+        texts = {getattr(each, "value", None) for each in node.args}
+    asks = name in CHOICES and ASKS_LAUNCHER.search(ast.unparse(getattr(node, "test", node)))
+    if asks or name in STAND_INS or (name == "add_argument" and given & texts):
+        return
+    if isinstance(node, ast.stmt):
+        statement = "" if hasattr(node, "body") else ast.unparse(node)
+    match = LOOPBACK.fullmatch(str(getattr(node, "value", "")))
+    if isinstance(node, ast.Constant) and match and (match[1] or match[3] or MEETING.search(statement)):
+        yield node.lineno
+    for child in ast.iter_child_nodes(node):
+        yield from _loopback_lines(child, given, statement)
+
+
 def why_no_gpu(job: TrainingJob) -> str | None:
     """What the script of `job` does that surely leaves GPUs idle; None if it may use one, or its text does not say.
 
-    The modules beside it that it imports are read too.
+    Its own modules are read too.
     """
-    pending, texts, modules = [job.script_path], dict[Path, str](), set[str]()
-    while pending:
-        path = pending.pop()
+    texts, modules = dict[Path, str](), set[str]()
+    for path in own_files(job):
         try:
             texts[path] = path.read_text(encoding="utf-8")
             ast.parse(texts[path])
         except (OSError, ValueError, SyntaxError):
             return None
         for module, names in imported(path).items():
-            beside = path.with_name(f"{module}.py")
-            if beside.is_file():
-                pending += {beside} - texts.keys()
-            else:
-                modules |= {module} | {f"{module}.{name}" for name in names}
+            modules |= {module} | {f"{module}.{name}" for name in names}
+    own = {part.removesuffix(".py") for path in texts for part in path.relative_to(job.folder).parts}
     text = "\n".join([*texts.values(), *job.command_line_arguments, str(job.environment)])
     understood = (sys.stdlib_module_names - CODE_MODULES) | CPU_PACKAGES | PYTORCH
     if hidden := _hides_gpus(texts[job.script_path]):
         understood |= TENSORFLOW
-    others = packages(module for module in modules if not CPU_MODULES.fullmatch(module)) - understood
+    others = packages(module for module in modules if not CPU_MODULES.fullmatch(module)) - understood - own
     if others or CODE_CALLS.search(text):
         return None
     if not PYTORCH & packages(modules):

@@ -7,7 +7,8 @@ Of two ways to emulate it one is chosen, and `run.network` says which:
 
 - *Network namespaces.* Every process of the job has a network of its own, joined to the others by virtual cables both
   ends of which let only their bandwidth through (`wiring`). It acts in the kernel, below the frameworks, so Horovod,
-  TensorFlow and PyTorch feel it without knowing. It takes Linux, root or a kernel that lets users make
+  TensorFlow and PyTorch feel it without knowing. Processes that one of them starts itself (`mp.spawn`, data loaders)
+  share its place, so what they send each other passes no link. It takes Linux, root or a kernel that lets users make
   namespaces, and for latency a kernel with netem. The namespaces have no names and no files: they are gone when the
   run is. What would pass by a network, Unix sockets and shared memory, is refused or switched off.
 - *Stamped links* (`comm.stamped`). They take nothing, and only the workshop's own message passing feels them.
@@ -161,7 +162,8 @@ class Network(Description):
     def describe(self, emulation: Emulation) -> str:
         """In words, with how it is emulated, since that decides who feels it."""
         ways: dict[Emulation, str] = {
-            "network namespaces": "in network namespaces: every framework feels it",
+            "network namespaces": "in network namespaces: every framework feels it; processes that a worker starts "
+            "share its place",
             "stamped links": "by stamped links: only the workshop's own message passing feels it",
         }
         return f"{self}; {ways[emulation]}"

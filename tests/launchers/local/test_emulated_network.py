@@ -16,7 +16,7 @@ from workshop_utils.jobs import JobError, TrainingJob
 from workshop_utils.launchers.local import Local
 from workshop_utils.network import Network, availability, has_netem
 from workshop_utils.ranks import on_ranks
-from workshop_utils.runs import RunState
+from workshop_utils.runs import RunFailed, RunState
 
 pytestmark = [
     pytest.mark.processes,
@@ -73,7 +73,8 @@ def test_a_star_lets_through_its_bandwidth_and_less_where_a_worker_is_slower():
     results = on_ranks(3, to_rank_0, network="20Mbit,worker-2=5Mbit")
     seconds = results.values[0]
     assert results.network == (
-        "20Mbit each way for each process, but 5Mbit for worker-2; in network namespaces: every framework feels it"
+        "20Mbit each way for each process, but 5Mbit for worker-2; in network namespaces: every framework feels it; "
+        "processes that a worker starts share its place"
     )
     assert EARLIEST < seconds[1] / theory(2.5e6) < LATEST
     assert EARLIEST < seconds[2] / theory(0.625e6) < LATEST
@@ -188,6 +189,24 @@ def test_ranks_that_mpirun_starts_cannot_have_networks_of_their_own(make_job):
     job = make_job("", strategy="mpi", workers=2)
     with pytest.raises(JobError, match=r"mpirun starts the workers .*; leave the network out, or use"):
         Local(network=Network(bandwidth="100Mbit")).render(job)
+
+
+def test_a_run_that_meets_at_an_address_of_its_own_host_says_so_when_it_ends(make_job):
+    script = """
+    import os, socket
+    if os.environ["RANK"] == "0":
+        socket.create_server(("127.0.0.1", int(os.environ["MASTER_PORT"]))).accept()
+    else:
+        x = f"tcp://127.0.0.1:{os.environ['MASTER_PORT']}"
+        socket.create_connection(x.removeprefix("tcp://").split(":"), 1)
+    """
+    run = Local(network=Network(bandwidth="100Mbit")).launch(
+        make_job(script, strategy="torch_ddp", workers=2)
+    )
+    with pytest.raises(
+        RunFailed, match=r"(?s)Connection refused.*train.py, line \d+: an address of a process's own"
+    ):
+        run.wait(60)
 
 
 @pytest.mark.parametrize(

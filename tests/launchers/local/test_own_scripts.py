@@ -1,6 +1,7 @@
 """Scripts as other people write them: their arguments, their data, their packages."""
 
 import json
+from pathlib import Path
 
 import pytest
 
@@ -74,6 +75,18 @@ def test_a_module_runs_as_pythons_m_runs_it(make_job, monkeypatch):
     assert (job.name, job.script_path.name) == ("package-train", "train.py")
     (found,) = told(job).values()
     assert (found["words"], found["package"], found["main"]) == (["--rank", "0"], "package", "__main__")
+
+
+def test_a_script_without_a_job_runs_where_it_is_called(make_job, monkeypatch, tmp_path):
+    folder = make_job("").folder
+    monkeypatch.chdir(folder.parent)
+    job = TrainingJob.of_script(f"{folder.name}/train.py", workers=2, strategy="mpi")
+    assert (job.name, job.folder, job.script) == ("train", Path(), f"{folder.name}/train.py")
+    (tmp_path / "elsewhere").mkdir()
+    monkeypatch.chdir(tmp_path / "elsewhere")
+    for path in (folder / "train.py", Path("..", folder.name, "train.py")):
+        job = TrainingJob.of_script(path)
+        assert (job.folder, job.script) == (path.parent, "train.py")
 
 
 @pytest.mark.processes

@@ -12,7 +12,7 @@
 | module | concept |
 | --- | --- |
 | `settings` | namespace, image and kind; which kind runs which strategy |
-| `config_maps` | the files and the data that travel with a job |
+| `config_maps` | the archives that travel with a job: its folder, and its data |
 | `pods` | what every pod looks like, and what it mounts |
 | `manifest` | the objects of a job, kind by kind, and their YAML |
 | `check`, `crds/` | what a cluster or an operator would refuse in an object |

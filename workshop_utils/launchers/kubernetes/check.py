@@ -107,7 +107,8 @@ def problems_of(described: Mapping[str, Any]) -> list[str]:
         tables = [path.stem.rsplit("_", 1) for path in sorted(CRDS.glob("*_*.yaml"))]
         names += [f"{kind} of {version.replace('_', '/')}" for version, kind in tables]
         return [f"apiVersion and kind are {version} and {kind}; they must be one of: {', '.join(names)}"]
-    return [*_problems(dict(described), schema, "")] or [*_problems_together(described)]
+    # An init container may lack the same as its pod's container.
+    return [*_problems(dict(described), schema, "")] or [*dict.fromkeys(_problems_together(described))]
 
 
 def is_quantity(value: object) -> bool:

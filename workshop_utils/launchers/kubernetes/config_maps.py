@@ -1,18 +1,25 @@
-"""What travels to a cluster beside the manifest: the job's files and its data, as ConfigMaps."""
+"""What travels to a cluster beside the manifest: the job's folder, and its data, each an archive in a ConfigMap."""
 
 from __future__ import annotations
 
 import base64
-from collections.abc import Mapping
+import io
+import json
+import shlex
+import tarfile
 from pathlib import Path
 from typing import Any
 
 from workshop_utils.jobs import JobError, TrainingJob
-from workshop_utils.launchers.source import shipped
+from workshop_utils.launchers import source
 from workshop_utils.training import data
 
-LARGEST_NBYTES = 1 << 20  # of a ConfigMap, all values together (Kubernetes, "ConfigMaps")
+# Of a ConfigMap's values together, counted before they are written in base64.
+# Source: kubernetes, pkg/apis/core/validation, `ValidateConfigMap`.
+LARGEST_NBYTES = 1 << 20
+JOB, DATA = "job.tgz", "data.tgz"  # the keys
 RENDERED = "kubernetes.yaml"  # beside job.yaml
+ON_A_CLAIM = "put it on a volume, and name its PersistentVolumeClaim in data_claim"
 
 
 def data_name(job: TrainingJob) -> str:
@@ -20,53 +27,81 @@ def data_name(job: TrainingJob) -> str:
     return f"{job.name}-data"
 
 
-def sources(job: TrainingJob) -> dict[str, str]:
-    """The text of what the job's folder holds, and of the modules that its script may import, by path in the pod."""
-    own = {
-        path.name: path.read_text(encoding="utf-8")
-        for path in sorted(job.folder.iterdir())
-        if path.is_file()
-        and path.name not in ("job.yaml", RENDERED)
-        and path.suffix in {".py", ".yaml", ".json", ".txt"}
-        and not _describes_a_job(path)
-    }
-    # A package may do without __init__.py, and a ConfigMap's empty value says nothing to a reader.
-    modules = {name: text for name, text in shipped(job).items() if text}
-    return {job.script: job.script_path.read_text(encoding="utf-8"), **own, **modules}
+def packed(job: TrainingJob) -> bytes:
+    """The archive of the job's folder. Raises JobError if it cannot travel, or is too large for a ConfigMap."""
+    folder = str(job.folder)
+    return _fitting(source.packed(job), "folder", folder, "put what is large into an image, or on a volume")
 
 
-def _describes_a_job(path: Path) -> bool:
-    """Whether `path` is a variant's description, which lies beside its script and which no pod needs."""
-    try:
-        return path.suffix == ".yaml" and bool(TrainingJob.load(path))
-    except JobError:
-        return False
+def packed_data(job: TrainingJob) -> bytes:
+    """The archive of the job's data. Raises JobError as `packed` does, and DataError."""
+    return _fitting(source.packed_data(job), "data", job.data, ON_A_CLAIM)
 
 
-def config_maps(job: TrainingJob, files: Mapping[str, str], with_data: bool) -> list[dict[str, Any]]:
-    """The ConfigMaps of `job`, without namespace or labels: one of `files`, text by path, and one of its data.
+def _fitting(archive: bytes, field: str, value: Any, advice: str) -> bytes:
+    if len(archive) > LARGEST_NBYTES:
+        with tarfile.open(fileobj=io.BytesIO(archive)) as file:
+            sizes = source.largest({member.name: member.size for member in file})
+        held = f"packed it has {len(archive) / 1e6:.1f} MB ({sizes}), and a ConfigMap holds 1 MiB"
+        raise JobError(f"{field} is {value!r}; {held}: {advice}")
+    return archive
 
-    A key is a file's name, as it can hold no slash.
+
+def check_data(job: TrainingJob) -> None:
+    """Raise JobError where data of this machine cannot travel; what is to be downloaded is not measured."""
+    here = {}
+    for channel, where in job.channels.items():
+        field = "data" if isinstance(job.data, str) else f"data.{channel}"
+        if where == "mnist":
+            raise JobError(f"{field} is 'mnist'; it has 12 MB, and a ConfigMap holds 1 MiB: {ON_A_CLAIM}")
+        try:
+            if not data.scheme_of(where):
+                here[channel] = where
+        except data.DataError as error:
+            raise JobError(f"{field}{str(error).removeprefix('data')}; or {ON_A_CLAIM}") from None
+    if any(where != "digits" for where in here.values()):  # they are known to be small
+        packed_data(job.replace(data=here["training"] if isinstance(job.data, str) else here))
+
+
+def config_maps(job: TrainingJob, archive: bytes, with_data: bool) -> list[dict[str, Any]]:
+    """The ConfigMaps of `job`, without namespace or labels: one of its `archive`, and one of its data.
 
     Raises:
-        JobError: if they would be too large.
+        JobError: if the data is too large.
         DataError: if there is no such data.
     """
-    texts = {Path(path).name: text for path, text in files.items()}
-    if sum(len(text.encode()) for text in texts.values()) > LARGEST_NBYTES:
-        raise JobError(f"script is {job.script!r}; with what it brings along it is larger than 1 MiB")
-    made = [_config_map(job.name, data=texts)]
+    made = [_config_map(job.name, JOB, archive)]
     if with_data and job.data is not None:
-        paths = [path for path in sorted(data.prepare_all(job.data).iterdir()) if path.is_file()]
-        contents = {path.name: path.read_bytes() for path in paths if path.name.startswith(("t10k", "train"))}
-        nbytes = sum(map(len, contents.values()))
-        if nbytes > LARGEST_NBYTES:
-            advice = "put it on a volume, and name its PersistentVolumeClaim in data_claim"
-            raise JobError(f"data is {job.data!r}, {nbytes / 1e6:.0f} MB; a ConfigMap holds 1 MiB: {advice}")
-        encoded = {name: base64.b64encode(content).decode() for name, content in contents.items()}
-        made.append(_config_map(data_name(job), binaryData=encoded))
+        made.append(_config_map(data_name(job), DATA, packed_data(job)))
     return made
 
 
-def _config_map(name: str, **content: dict[str, str]) -> dict[str, Any]:
-    return {"apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": name}, **content}
+def _config_map(name: str, key: str, archive: bytes) -> dict[str, Any]:
+    values = {key: base64.b64encode(archive).decode()}
+    return {"apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": name}, "binaryData": values}
+
+
+def as_json(job: TrainingJob) -> str:
+    """The ConfigMaps of `job` as a text for kubectl."""
+    made = config_maps(job, packed(job), with_data=True)
+    return json.dumps({"apiVersion": "v1", "kind": "List", "items": made})
+
+
+def printed_by(job: TrainingJob, folder: str, with_data: bool) -> str:
+    """The command that prints `as_json(job)`, run where the job's folder is called `folder`."""
+    fields = {"folder": folder, **job.model_dump(include={"name", "script", "module"}, exclude_defaults=True)}
+    if job.needs_start:
+        fields["arguments"] = job.command_line_arguments
+    if with_data and job.data is not None:
+        found = {channel: _anywhere(where) for channel, where in job.channels.items()}
+        fields["data"] = found["training"] if isinstance(job.data, str) else found
+    words = ", ".join(f"{name}={json.dumps(value)}" for name, value in fields.items())
+    module = "workshop_utils.launchers.kubernetes.config_maps"
+    code = f"\nfrom {module} import TrainingJob, as_json\nprint(as_json(TrainingJob({words})))"
+    return f"python -c {shlex.quote(code)}"
+
+
+def _anywhere(where: str) -> str:
+    """A source of data as it may be named from any folder."""
+    is_name = where in ("digits", "mnist") or data.scheme_of(where)
+    return where if is_name else str(Path(where).expanduser().absolute())

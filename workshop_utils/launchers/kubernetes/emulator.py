@@ -13,7 +13,9 @@ that the operator adds, so that a mistake in the manifest shows as a run that fa
 | a failed container is restarted in its pod, later and later | the operator replaces the pod, at once |
 | a pod that is being deleted counts as failed | it is missing, and is made again whatever its policy |
 | the image's Python and its packages | this environment's |
+| an init container unpacks the job's archives | so does the process that watches over the pod, for each pod anew |
 | a folder where a volume is mounted | another folder, whose name replaces it in the command and the variables |
+| the claim in `data_claim` | the folder that the job's `data` names |
 | the claim in `outputs` or `checkpoints` | a folder that all pods share, and that goes with the run |
 | a service's name and port | the loopback address and a free port |
 | mpirun starts ranks on the workers through ssh | it starts them on this machine |
@@ -33,7 +35,6 @@ import re
 import shutil
 import signal
 import sys
-import tempfile
 import threading
 import time
 from collections.abc import Callable, Mapping
@@ -64,6 +65,8 @@ PYTHON = (sys.executable,)
 TORCH = Path(str(getattr(importlib.util.find_spec("torch"), "origin", "torch"))).parent
 PROGRAMS = {"python": PYTHON, "python3": PYTHON, "torchrun": (*PYTHON, f"{TORCH}/distributed/run.py")}
 
+# What the emulator can do of an init container.
+UNPACKS = re.compile(r"tar -xzf (\S+)/(\S+) -C (\S+)")
 # What a pod is after its process has ended so.
 PHASES = {"succeeded": "Succeeded", "failed": "Failed", "timeout": "Failed", "stopped": "Deleted"}
 GRACE_SECONDS = 3.0  # on a cluster 30, unless the pod says otherwise
@@ -75,7 +78,12 @@ class EmulatedKubernetes(KubernetesSettings):
     """Launches jobs as a cluster would, on this machine. Its fields are those of `KubernetesSettings`."""
 
     def render(self, job: TrainingJob) -> Manifest:
-        """The manifest whose pods are emulated: the one that `Kubernetes` would send. Raises JobError as there."""
+        """The manifest whose pods are emulated: the one that `Kubernetes` would send.
+
+        Raises:
+            JobError: as there, and for what this machine does not have.
+        """
+        _check(job)
         return build(job, self)
 
     def launch(
@@ -83,20 +91,23 @@ class EmulatedKubernetes(KubernetesSettings):
     ) -> EmulatedPodsRun:
         """Have `reconcile`, by default the workshop's own operator, make the pods of `manifest`, or of `render`.
 
-        Their files come from the job's folder.
-
         Raises:
             JobError: for what Kubernetes, or an operator, would refuse, and for a volume or a program that cannot be
                 emulated.
         """
-        environment.refuse_gpus(job, "emulated pods")
         if manifest is None:
             manifest = self.render(job)
         else:
+            _check(job)
             for described in manifest.objects:
                 check.require(described)
         environment.await_packages(job)
         return EmulatedPodsRun(job, manifest, reconcile)
+
+
+def _check(job: TrainingJob) -> None:
+    environment.refuse_gpus(job, "emulated pods")
+    environment.check_request(job)
 
 
 class EmulatedPodsRun(ProcessRun):
@@ -119,16 +130,19 @@ class EmulatedPodsRun(ProcessRun):
         self._scratch = environment.scratch_folder()
         # Logs show the paths of the manifest, not those that take their place here.
         self._in_pod = {sys.executable: "python"}
-        self._started_with: dict[str, tuple[Process, dict[str, str]]] = {}  # by pod, its files too
+        # By pod: its process, and what is in its folder.
+        self._started_with: dict[str, tuple[Process, dict[str, str], dict[str, bytes]]] = {}
         reservation = PortReservation(len(wanted))
         ports = iter(reservation.ports)
         super().__init__(job.name, workers_in(wanted), reservation)
-        texts = {Path(path).name: text for path, text in config_maps.sources(job).items()}
+        value = functools.cache(functools.partial(_value, job, manifest.archive))
         for pod in pods_of(manifest, lambda *_: ("127.0.0.1", next(ports))):
-            folders, files = _volumes(pod, job, texts, self._scratch)
+            archives = _unpacked(pod, value)
+            folders, files = _volumes(pod, job, self._scratch, archives)
             self._in_pod |= {here: there for there, here in folders.items()}
-            self._started_with[pod.name] = _process(pod, folders, _own(pod, self._scratch)), files
-        by_python = any(each.argv[0] == sys.executable for each, _ in self._started_with.values())
+            process = _process(pod, folders, _own(pod, self._scratch))
+            self._started_with[pod.name] = process, files, archives
+        by_python = any(each.argv[0] == sys.executable for each, *_ in self._started_with.values())
         # Not for mpirun and its ranks, nor for the ranks of torchrun.
         self._start_warm = warm.starter(warm.framework_for(job) if by_python else None)
         self.warm = self._start_warm is not None
@@ -174,7 +188,7 @@ class EmulatedPodsRun(ProcessRun):
         if name not in self._wanted or self._phases.get(name, "Deleted") != "Deleted":
             exists = "already exists" if name in self._wanted else f"is none of {', '.join(self._wanted)}"
             raise JobError(f"pod {name} {exists}")
-        process, files = self._started_with[name]
+        process, files, archives = self._started_with[name]
         given, pod = process.environment, self._wanted[name]
         manifest_own = {each["name"] for each in pod.container.get("env", [])}
         kept = {key: given[key] for key in given if key not in pod.variables or key in manifest_own}
@@ -189,6 +203,7 @@ class EmulatedPodsRun(ProcessRun):
             _own(pod, self._scratch),
             files,
             self._start_warm,
+            archives=archives,
         )
         return True
 
@@ -269,37 +284,74 @@ def _own(pod: Pod, scratch: Path) -> Path:
 
 
 def _volumes(
-    pod: Pod, job: TrainingJob, texts: Mapping[str, str], scratch: Path
+    pod: Pod, job: TrainingJob, scratch: Path, archives: Mapping[str, bytes]
 ) -> tuple[dict[str, str], dict[str, str]]:
-    """The folder here by the path at which it is mounted in the pod, and the text of files in the pod's own folder.
-
-    `texts` are the job's files by their keys in its ConfigMap.
-    """
-    volumes: dict[str, Any] = {volume["name"]: volume for volume in pod.spec.get("volumes", [])}
+    """The folder here by the path at which it is mounted in the pod, and the text of files in the pod's own folder."""
     folders, files = {}, {}
     for mount in pod.container.get("volumeMounts", []):
         name, folder = mount["name"], _own(pod, scratch) / mount["name"]
-        volume = volumes[name]
-        config = volume.get("configMap", {})
-        if config.get("name") == job.name:
-            for item in config.get("items") or [{"key": key, "path": key} for key in texts]:
-                if item["key"] not in texts:
-                    raise JobError(f"volume {name!r}: ConfigMap {job.name} has no key {item['key']!r}")
-                files[f"{name}/{item['path']}"] = texts[item["key"]]
-        elif "emptyDir" in volume:
-            files[f"{name}/.keep"] = ""
-        elif "persistentVolumeClaim" in volume and "subPath" in mount:
-            folder = scratch / volume["persistentVolumeClaim"]["claimName"] / mount["subPath"]
+        volume = _volume(pod, name)
+        claim = volume.get("persistentVolumeClaim")
+        if claim and "subPath" in mount:
+            folder = scratch / claim["claimName"] / mount["subPath"]
             folder.mkdir(parents=True, exist_ok=True)
-        elif "persistentVolumeClaim" in volume or config.get("name") == config_maps.data_name(job):
+        elif claim:
             folder = data.prepare_all(job.data) if job.data else scratch
-        else:
-            known = f"there is {job.name!r} and {config_maps.data_name(job)!r}"
-            raise JobError(f"pod {pod.name}: volume {name!r} is of {config.get('name')!r}; {known}")
+        elif "emptyDir" not in volume:
+            raise JobError(
+                f"pod {pod.name}: volume {name!r} is neither an emptyDir nor a claim, which are emulated"
+            )
+        elif name not in archives:
+            files[f"{name}/.keep"] = ""
         folders[mount["mountPath"].rstrip("/")] = str(folder)
     if pod.worker == "mpirun":
         files["hostfile"] = f"localhost slots={len(pod.children)}\n"
     return folders, files
+
+
+def _volume(pod: Pod, name: str) -> dict[str, Any]:
+    return next(volume for volume in pod.spec.get("volumes", []) if volume["name"] == name)
+
+
+def _unpacked(pod: Pod, value: Callable[[str, str], bytes | None]) -> dict[str, bytes]:
+    """The archives that the pod's init containers unpack, by the volume into which they do.
+
+    `value` is that of a ConfigMap by its name and key.
+    """
+    archives = {}
+    for init in pod.spec.get("initContainers", []):
+        about = f"pod {pod.name}: init container {init['name']!r}"
+        mounted = {mount["mountPath"]: mount["name"] for mount in init.get("volumeMounts", [])}
+        *shell, script = [*init.get("command", []), *init.get("args", [])] or [""]
+        for command in script.split(" && "):
+            unpacks = UNPACKS.fullmatch(command)
+            if shell != ["sh", "-c"] or unpacks is None:
+                raise JobError(
+                    f"{about} runs {command!r}; the emulator only unpacks: tar -xzf ARCHIVE -C FOLDER"
+                )
+            path, key, folder = unpacks.groups()
+            if path not in mounted or folder not in mounted:
+                raise JobError(
+                    f"{about} runs {command!r}; the folders that it mounts are {', '.join(mounted)}"
+                )
+            sources = _volume(pod, mounted[path]).get("projected", {}).get("sources", [])
+            names = [source.get("configMap", {}).get("name") for source in sources]
+            found = [content for name in names if (content := value(name, key)) is not None]
+            if not found:
+                raise JobError(
+                    f"{about} unpacks {key}; ConfigMap {' and '.join(names)} of this job has no such key"
+                )
+            archives[mounted[folder]] = found[0]
+    return archives
+
+
+def _value(job: TrainingJob, archive: bytes, name: str, key: str) -> bytes | None:
+    """What the job's ConfigMap `name` holds as `key`; None where it has no such ConfigMap, or no such key."""
+    if (name, key) == (job.name, config_maps.JOB):
+        return archive or config_maps.packed(job)
+    if (name, key) == (config_maps.data_name(job), config_maps.DATA) and job.data is not None:
+        return config_maps.packed_data(job)
+    return None
 
 
 def _process(pod: Pod, folders: Mapping[str, str], scratch: Path) -> Process:
@@ -335,7 +387,8 @@ def _process(pod: Pod, folders: Mapping[str, str], scratch: Path) -> Process:
     else:
         raise JobError(f"{about}; the emulator has {', '.join((*PROGRAMS, 'mpirun'))}")
     inherited = {**environment.inherited_variables(TORCHRUN), **environment.NO_GPU}
-    return Process(pod.worker, tuple(command), {**inherited, **variables}, tempfile.gettempdir())
+    folder = folders.get(pod.container.get("workingDir", ""), str(scratch))
+    return Process(pod.worker, tuple(command), {**inherited, **variables}, folder)
 
 
 def _here(text: str, folders: Mapping[str, str]) -> str:

@@ -6,7 +6,7 @@ import time
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from workshop_utils.jobs import TrainingJob
+from workshop_utils.jobs import JobError, TrainingJob
 from workshop_utils.launchers.kubernetes.cluster import JobObjects, KubernetesError, connect
 from workshop_utils.launchers.kubernetes.config_maps import config_maps
 from workshop_utils.launchers.kubernetes.manifest import SSHD, UNSAVED, Manifest, build
@@ -36,8 +36,13 @@ class Kubernetes(KubernetesSettings):
         """The manifest that `launch` would send. Sends nothing, and needs no cluster.
 
         Raises:
-            JobError: for what Kubernetes, or an operator, would refuse.
+            JobError: for what Kubernetes, or an operator, would refuse, and for what its image may not have.
         """
+        if job.requirements and (job.folder / "requirements.txt").is_file() and not (job.image or self.image):
+            advice = "name an image of yours that has them in image, or say requirements: false"
+            raise JobError(
+                f"requirements.txt asks for packages; {self.image_for(job)} may lack them: {advice}"
+            )
         return build(job, self)
 
     def launch(self, job: TrainingJob) -> KubernetesRun:
@@ -50,7 +55,7 @@ class Kubernetes(KubernetesSettings):
         """
         manifest = self.render(job)
         require_registry(self.image_for(job))
-        carried = config_maps(job, manifest.files, with_data=self.data_claim is None)
+        carried = config_maps(job, manifest.archive, with_data=self.data_claim is None)
         objects = JobObjects(connect(self.context), manifest, carried)
         pods = pods_of(manifest)
         warning = UNSAVED if self.with_defaults(job).outputs is None else ""

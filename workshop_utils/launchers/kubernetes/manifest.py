@@ -4,21 +4,19 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Iterable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import yaml
 
 from workshop_utils.jobs import JobError, Resources, TrainingJob
-from workshop_utils.launchers.kubernetes import check, pods
-from workshop_utils.launchers.kubernetes.config_maps import RENDERED, data_name, sources
+from workshop_utils.launchers.kubernetes import check, config_maps, pods
 from workshop_utils.launchers.kubernetes.settings import NO_REGISTRY, Kind, KubernetesSettings, nodes_of
 from workshop_utils.launchers.source import PACKAGE
 from workshop_utils.launchers.template import filled
-from workshop_utils.strategies import TORCHRUN_RESTARTS, strategy_of
-from workshop_utils.training import data
+from workshop_utils.strategies import TORCHRUN_RESTARTS, script_words, strategy_of
 
 # The names of containers. Each operator looks for its own, and sets its variables in that one alone; of MPI's and a
 # plain Job's the name does not matter.
@@ -33,7 +31,6 @@ LONGEST_SECONDS = 2**31 - 1  # which a field of Kubernetes can hold
 KEEP_SECONDS = 3600  # the finished job, where nobody deletes it
 QUEUE = "scheduling.volcano.sh/queue-name"
 UNSAVED = "The model goes with its pod. To keep it, give the job outputs on a volume, claim:NAME."
-PREPARED = "$(python -c 'from workshop_utils.training import data; print(data.prepare(\"{source}\"))')"
 
 
 @dataclass(frozen=True)
@@ -41,13 +38,13 @@ class Manifest:
     """What is sent: `resource` is the job itself, `before` what it refers to; printed, it is YAML for kubectl.
 
     Attributes:
-        files: what the job's ConfigMap holds, text by path in the pod.
+        archive: the job's folder, which travels in a ConfigMap.
     """
 
     resource: dict[str, Any]
     before: tuple[dict[str, Any], ...] = ()
     comment: str = ""
-    files: Mapping[str, str] = field(default_factory=dict)
+    archive: bytes = b""
 
     @property
     def objects(self) -> tuple[dict[str, Any], ...]:
@@ -71,32 +68,34 @@ def build(job: TrainingJob, settings: KubernetesSettings) -> Manifest:
         raise JobError(
             f"timeout is {job.timeout!r}; Kubernetes counts whole seconds: 1 to {LONGEST_SECONDS}, 68 years"
         )
-    for source in job.channels.values() if settings.data_claim is None else ():
-        try:
-            data.scheme_of(source)
-        except data.DataError as error:
-            advice = "or copy it to a volume, and name its PersistentVolumeClaim in data_claim"
-            raise JobError(f"{error}; {advice}") from None
+    archive = config_maps.packed(job)
+    if settings.data_claim is None:
+        config_maps.check_data(job)
     job = settings.with_defaults(job)
-    files = sources(job)
     templates = yaml.safe_load(Path(__file__).with_name("kinds.yaml").read_text(encoding="utf-8"))
     elastic = settings.elastic
     if elastic is not None:
         job = job.replace(environment={**TORCHRUN_RESTARTS, **job.environment})
     torchrun = kind == "TrainJob" or (kind == "PyTorchJob" and (elastic is not None or processes > 1))
-    variables = pods.variables(job, "TrainJob" if torchrun else kind)  # torchrun sets the same in either kind
+    # torchrun sets the same in either kind
+    variables = pods.variables(job, "TrainJob" if torchrun else kind, settings.data_claim)
     if elastic is not None:  # what restarted ranks go on from: at least as long as their pod is there
         variables.setdefault("WORKSHOP_CHECKPOINTS", f"{pods.FOLDERS['model']}/checkpoints")
-    volumes, mounts = pods.storage(job, files, settings.namespace, settings.data_claim)
+    volumes, mounts = pods.storage(job, settings.namespace, settings.data_claim)
+    unpacked = pods.unpacked(job, settings.data_claim)
     if job.resources.gpu or processes > 1:
         volumes, mounts = [*volumes, pods.SHARED_MEMORY], [*mounts, pods.SHARED_MEMORY_MOUNT]
+    script = script_words(job, script=job.script, start="workshop_utils/start.py")
     pod = {
         "restart": "Never" if kind in ("TrainJob", "Job") else None,
         "selector": settings.node_selector or None,
         "container": CONTAINERS[kind],
         "image": settings.image_for(job),
+        "unpack": pods.unpack(unpacked),
+        "unpack_mounts": [pods.ARCHIVES, *(each for each in mounts if each["name"] in unpacked)],
+        "folder": pods.FOLDERS["job"],
         # After "--" torchrun takes no argument of the script, such as `--n`, for an option of its own.
-        "command": [*(["torchrun", "--"] if torchrun else ["python"]), pods.script(job)],
+        "command": [*(["torchrun", "--"] if torchrun else ["python"]), *script],
         "args": job.command_line_arguments or None if kind != "TrainJob" else None,
         "env": [{"name": name, "value": value} for name, value in variables.items()],
         "resources": pods.resources(job.resources, processes, settings.pod_resources),
@@ -104,7 +103,7 @@ def build(job: TrainingJob, settings: KubernetesSettings) -> Manifest:
         "volumes": volumes,
         "scheduler": settings.gang if kind != "Job" else None,  # whose single pod needs no gang
     }
-    roles = _roles(job, kind, nodes, elastic is not None)
+    roles = _roles(job, kind, nodes, elastic is not None, ["python", *script], [*variables])
     replicas = {
         role: {
             "replicas": count,
@@ -136,11 +135,16 @@ def build(job: TrainingJob, settings: KubernetesSettings) -> Manifest:
     *before, resource = filled(templates[kind], values)
     for described in (*before, resource):
         check.require(described)
-    return Manifest(resource, tuple(before), _how_to(job, settings, files), files)
+    return Manifest(resource, tuple(before), _how_to(job, settings), archive)
 
 
-def _roles(job: TrainingJob, kind: Kind, nodes: int, elastic: bool) -> dict[str, tuple[int, dict[str, Any]]]:
-    """How many pods each role has, and what is its own in their templates."""
+def _roles(
+    job: TrainingJob, kind: Kind, nodes: int, elastic: bool, command: list[str], variables: list[str]
+) -> dict[str, tuple[int, dict[str, Any]]]:
+    """How many pods each role has, and what is its own in their templates.
+
+    `command` and `variables`, their names, are those of the processes that mpirun starts.
+    """
     if kind == "TFJob":
         counts = Counter(TF_ROLES[spec.role] for spec in strategy_of(job).plan(job))
         # A chief beside servers hands out steps, and computes none.
@@ -151,17 +155,14 @@ def _roles(job: TrainingJob, kind: Kind, nodes: int, elastic: bool) -> dict[str,
         return {"Worker": (nodes, {})} if elastic else {"Master": (1, {}), "Worker": (nodes - 1, {})}
     if kind != "MPIJob":
         return {}
-    variables = ("PATH", *pods.variables(job, kind))
     mpirun = [
         *("mpirun", "-n", str(job.workers), "--allow-run-as-root", "--tag-output", "--bind-to", "none"),
         *("--mca", "plm_rsh_args", SSH),
-        *(word for name in variables for word in ("-x", name)),
+        *(word for name in ("PATH", *variables) for word in ("-x", name)),
     ]
-    # `-m mpi4py` makes an exception in one rank abort all; otherwise the others would wait for it in MPI_Finalize.
-    python = ["python", "-m", "mpi4py"] if job.strategy == "mpi" else ["python"]
     launcher = {
         "command": mpirun,
-        "args": [*python, pods.script(job), *job.command_line_arguments],
+        "args": [*command, *job.command_line_arguments],
         "resources": pods.resources(Resources(cpu=1, memory="512Mi")),
     }
     worker = {"command": list(SSHD), "args": None, "env": None}  # mpirun hands over the launcher's variables
@@ -178,26 +179,20 @@ def _gang(settings: KubernetesSettings, kind: Kind, nodes: int, count: int) -> d
     return {"minAvailable": least, **({"queue": settings.queue} if settings.queue else {})}
 
 
-def _how_to(job: TrainingJob, settings: KubernetesSettings, paths: Iterable[str]) -> str:
+def _how_to(job: TrainingJob, settings: KubernetesSettings) -> str:
     """How to send the same with kubectl."""
     folder = job.folder.resolve()
     if folder.is_relative_to(PACKAGE.parent):
         folder = folder.relative_to(PACKAGE.parent)
-    own = f"{folder.as_posix()}/"
-    files = [path if path.startswith("workshop_utils/") else own + path for path in paths]
     space = f" --namespace {settings.namespace}" if settings.namespace != "default" else ""
-    manifest = (folder / RENDERED).as_posix()
+    manifest = (folder / config_maps.RENDERED).as_posix()
     in_checkout = (PACKAGE.parent / "pyproject.toml").is_file()
     here = "the repository's root" if in_checkout else f"{PACKAGE.parent}, where the package is installed"
+    printed = config_maps.printed_by(job, folder.as_posix(), settings.data_claim is None)
     lines = [
         f"By hand: keep this text as {manifest}; then, from {here}:",
-        f"kubectl create{space} configmap {job.name} \\",
-        *(f"  --from-file={path} \\" for path in files[:-1]),
-        f"  --from-file={files[-1]}",
+        *f"{printed} | kubectl create{space} -f -".splitlines(),
     ]
-    if settings.data_claim is None and job.data is not None:
-        source = PREPARED.format(source=job.data)
-        lines += [f"kubectl create{space} configmap {data_name(job)} \\", f'  --from-file="{source}"']
     lines.append(f"kubectl create -f {manifest}")
     if settings.image_for(job).startswith(NO_REGISTRY):
         lines.append("In the place of REGISTRY belongs yours: jobs/images/build.sh pushes the image there.")

@@ -2,28 +2,32 @@
 
 | in the container | what it is |
 | --- | --- |
-| `/workshop/job` | a ConfigMap: the script, and `workshop_utils/` with what it may import |
-| `/workshop/data` | the data: a ConfigMap, or a claim |
+| `/workshop/job` | the working directory: the job's folder, and `workshop_utils/` with what its script may import |
+| `/workshop/data` | the data: unpacked like the folder, or a claim |
 | `/workshop/model` | a sub-folder of the claim in `outputs`; or an empty folder, which goes with the pod |
 | `/workshop/checkpoints` | a sub-folder of the claim in `checkpoints`, where the job names one |
 | `/dev/shm` | memory, through which the processes and the GPUs of one pod communicate |
+
+An init container unpacks the archives of the ConfigMaps, which it finds in `/workshop/archives`, into folders that go
+with the pod. It has the same image: that of a training has tar.
 """
 
 from __future__ import annotations
 
 import math
 import re
-from collections.abc import Iterable, Mapping
-from pathlib import Path
+from collections.abc import Mapping
 from typing import Any, Literal
 
 from workshop_utils.jobs import JobError, Resources, TrainingJob
 from workshop_utils.launchers.kubernetes.check import is_quantity
-from workshop_utils.launchers.kubernetes.config_maps import data_name
+from workshop_utils.launchers.kubernetes.config_maps import DATA, JOB, data_name
 from workshop_utils.launchers.kubernetes.settings import nodes_of
+from workshop_utils.launchers.local.environment import data_variables
 from workshop_utils.strategies import Addresses, strategy_of
 
 FOLDERS = {name: f"/workshop/{name}" for name in ("job", "data", "model", "checkpoints")}
+ARCHIVES = {"name": "archives", "mountPath": "/workshop/archives"}
 # Behind /dev/shm: part of the pod's memory. A container's own has 64 MB, too little for NCCL and data loaders.
 SHARED_MEMORY = {"name": "shm", "emptyDir": {"medium": "Memory"}}
 SHARED_MEMORY_MOUNT = {"name": "shm", "mountPath": "/dev/shm"}
@@ -39,34 +43,27 @@ LEFT_OUT = {
 }
 
 
-def script(job: TrainingJob) -> str:
-    """Where the script is inside a container."""
-    return f"{FOLDERS['job']}/{job.script}"
-
-
-def variables(job: TrainingJob, kind: str | None = None) -> dict[str, str]:
-    """The variables that the manifest sets in every pod; for a `kind` with those of the strategy.
+def variables(job: TrainingJob, kind: str, data_claim: str | None) -> dict[str, str]:
+    """The variables that the manifest sets in every pod, those of the strategy included.
 
     Raises:
         JobError: if `checkpoints` is no claim.
     """
     threads = str(max(1, int(job.resources.cpu)))
-    strategy: dict[str, str] = {}
-    if kind is not None:
-        nodes = [f"{job.name}-{node}" for node in range(nodes_of(job)[0])]
-        specs = strategy_of(job).plan(job, Addresses(nodes=nodes))
-        worker = next(spec for spec in specs if spec.role == "worker")
-        left_out = re.compile(LEFT_OUT[kind])
-        strategy = {name: text for name, text in worker.environment.items() if not left_out.fullmatch(name)}
+    nodes = [f"{job.name}-{node}" for node in range(nodes_of(job)[0])]
+    specs = strategy_of(job).plan(job, Addresses(nodes=nodes))
+    worker = next(spec for spec in specs if spec.role == "worker")
+    left_out = re.compile(LEFT_OUT[kind])
     return {
         "PYTHONPATH": FOLDERS["job"],
         "PYTHONUNBUFFERED": "1",
         "OMP_NUM_THREADS": threads,
         "TF_NUM_INTRAOP_THREADS": threads,  # not INTEROP: with one, a parameter server's steps deadlock
-        "WORKSHOP_DATA": FOLDERS["data"],
+        **({"WORKSHOP_DATA": FOLDERS["data"]} if data_claim else {}),
+        **data_variables(job, FOLDERS["data"]),
         "WORKSHOP_MODEL": FOLDERS["model"],
         **({"WORKSHOP_CHECKPOINTS": FOLDERS["checkpoints"]} if _claim(job, "checkpoints") else {}),
-        **strategy,
+        **{name: text for name, text in worker.environment.items() if not left_out.fullmatch(name)},
         **job.environment,
     }
 
@@ -83,10 +80,24 @@ def resources(
     return {"limits": {"cpu": cpu, "memory": memory, **gpu, **(further or {})}}
 
 
+def unpacked(job: TrainingJob, data_claim: str | None) -> dict[str, tuple[str, str]]:
+    """By the name of a folder, the ConfigMap and its key that hold the archive of what is in it."""
+    with_data = data_claim is None and job.data is not None
+    return {"job": (job.name, JOB), **({"data": (data_name(job), DATA)} if with_data else {})}
+
+
+def unpack(folders: Mapping[str, tuple[str, str]]) -> str:
+    """The command that unpacks `folders`."""
+    tar = "tar -xzf {}/{} -C {}"
+    return " && ".join(
+        tar.format(ARCHIVES["mountPath"], key, FOLDERS[name]) for name, (_, key) in folders.items()
+    )
+
+
 def storage(
-    job: TrainingJob, files: Iterable[str], namespace: str, data_claim: str | None
+    job: TrainingJob, namespace: str, data_claim: str | None
 ) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
-    """The volumes of a pod, and where its container mounts them: `files`, data, model and checkpoints.
+    """The volumes of a pod, and where its container mounts them.
 
     Model and checkpoints are in sub-folders by namespace and job: namespaces may share a file system. A claim that is
     named twice is one volume: a pod with two volumes of one claim may wait for it for ever.
@@ -94,18 +105,13 @@ def storage(
     Raises:
         JobError: if `outputs` or `checkpoints` is no claim.
     """
-    paths = {Path(path).name: path for path in files}
-    items = [{"key": key, "path": path} for key, path in paths.items()]
-    without_claim: dict[str, dict[str, Any]] = {
-        "job": {"configMap": {"name": job.name, "items": items}},
-        **({"data": {"configMap": {"name": data_name(job)}}} if job.data is not None else {}),
-        "model": {"emptyDir": {}},
-    }
+    archives = unpacked(job, data_claim)
     claims = {"data": data_claim, "model": _claim(job, "outputs"), "checkpoints": _claim(job, "checkpoints")}
-    volumes: dict[str, dict[str, Any]] = {}
+    sources = [{"configMap": {"name": name}} for name, _ in archives.values()]
+    volumes: dict[str, dict[str, Any]] = {"archives": {"projected": {"sources": sources}}}
     mounts = []
     for name, folder in FOLDERS.items():
-        volume, source, mount = name, without_claim.get(name), dict[str, Any](mountPath=folder)
+        volume, source, mount = name, dict[str, Any](), dict[str, Any](mountPath=folder)
         if claim := claims.get(name):
             volume = next(first for first in claims if claims[first] == claim)
             source = {"persistentVolumeClaim": {"claimName": claim}}
@@ -115,7 +121,9 @@ def storage(
                 source["persistentVolumeClaim"] |= {"readOnly": True}
             else:
                 mount |= {"readOnly": True}
-        if source is not None:
+        elif name in archives or name == "model":
+            source = {"emptyDir": {}}
+        if source:
             volumes.setdefault(volume, source)
             mounts.append({"name": volume, **mount})
     return [{"name": name, **source} for name, source in volumes.items()], mounts

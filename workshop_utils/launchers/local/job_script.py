@@ -28,6 +28,7 @@ def run(script: str, *arguments: str) -> None:
         SystemExit: if the script does, or with 1 after an error, whose traceback has been printed.
     """
     sys.argv = [script, *arguments]
+    script = str(Path(script).absolute())  # as Python names the file, wherever the script goes
     sys.path.insert(0, str(Path(script).parent))
     # It stays `__main__`, with its names, until the process ends; `runpy` would drop some of them here.
     main = sys.modules["__main__"] = types.ModuleType("__main__")

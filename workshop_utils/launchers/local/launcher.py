@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import TypeVar
 
 from workshop_utils.jobs import JobError, TrainingJob
+from workshop_utils.jobs.imports import loopback_addresses
 from workshop_utils.launchers import output
 from workshop_utils.launchers.local import warm
 from workshop_utils.launchers.local.environment import (
@@ -55,10 +56,11 @@ class LocalRequest:
     switch: Switch | None = None
     network: str | None = None  # what is emulated, and how
     device: str | None = None
+    warning: str = ""  # what may not go as it is meant
 
     def __str__(self) -> str:
-        emulated = {"network": self.network, "device": self.device}
-        head = "".join(f"# {name}: {text}\n\n" for name, text in emulated.items() if text)
+        told = {"network": self.network, "device": self.device, "warning": self.warning}
+        head = "".join(f"# {name}: {text}\n\n" for name, text in told.items() if text)
         text = head + "\n\n".join(
             f"# {process.name}\n"
             + "".join(f"{name}={_shown(name, value)} \\\n" for name, value in added.items())
@@ -185,6 +187,7 @@ class Local:
             switch=links.switch,
             network=links.description,
             device=None if self.device is None else str(self.device),
+            warning=_unslowed(job, links, specs) if self.network is not None and imports is None else "",
         )
 
     def launch(self, job: TrainingJob) -> ProcessRun:
@@ -212,7 +215,7 @@ def start(
     for folder in filter(None, (request.job.outputs, request.job.checkpoints)):
         Path(folder).mkdir(parents=True, exist_ok=True)
     run = make_run(request.job.name, request.workers, request.reservation, request.job.outputs)
-    run.network, run.device = request.network, request.device
+    run.network, run.device, run.warning = request.network, request.device, request.warning
     run._start(
         request.processes,
         request.job.timeout_seconds,
@@ -245,6 +248,11 @@ def _links(network: Network, strategy: Strategy, specs: Sequence[ProcessSpec]) -
             f"network: {starter} starts the workers of strategy {strategy.name!r}, inside one namespace; leave "
             "the network out, or use another strategy, such as 'torch_ddp'"
         )
+    if strategy.workers[1] == 1:
+        raise JobError(
+            f"network: strategy {strategy.name!r} has one process, and a link joins two; processes that its script "
+            "starts share its place: let workers do their work, with a strategy such as 'torch_ddp', or leave it out"
+        )
     description = network.describe(emulation)
     if emulation == "network namespaces":
         hosts = {name: network.address(index) for index, name in enumerate(names)}
@@ -254,6 +262,18 @@ def _links(network: Network, strategy: Strategy, specs: Sequence[ProcessSpec]) -
     bandwidths = [network.bandwidth_of(name) for name in names]
     link = json.dumps({"bandwidths": bandwidths, "latency_seconds": network.latency_seconds})
     return _Links(dict.fromkeys(names, "127.0.0.1"), description, variables={"WORKSHOP_LINK": link})
+
+
+def _unslowed(job: TrainingJob, links: _Links, specs: Sequence[ProcessSpec]) -> str:
+    """Why the links of a run may not do what they are for, in a sentence; "" if nothing speaks against it."""
+    if sum(spec.runs_script for spec in specs) == 1:
+        return "this run has one worker, so it uses no link; processes that a worker starts share its place"
+    where = " and ".join(loopback_addresses(job)) if links.cables else ""
+    variables = "TF_CONFIG" if "TF_CONFIG" in specs[-1].environment else "MASTER_ADDR and MASTER_PORT"
+    return where and (
+        f"{where}: an address of a process's own host, and with a network each process has a host of its own, where "
+        f"the others cannot be reached; meet at the one in {variables}"
+    )
 
 
 def _with_device(argv: Sequence[str]) -> tuple[str, ...]:

@@ -170,10 +170,12 @@ class ProcessRun(Run):
     Attributes:
         process_ids: of its processes, by name.
         network: what network is emulated, and how; None where there is none.
+        warning: what may not go as it is meant, known before the start; "" if nothing is.
         warm: whether its ranks were forked from a warm server.
     """
 
     network: str | None = None
+    warning: str = ""
     is_read = False  # whether a subclass reads the run's folder, at the event `read`
 
     def __init__(
@@ -217,7 +219,10 @@ class ProcessRun(Run):
             self._reservation.release()
             if self.device is not None:
                 self.remark = host_remark(self.devices, self.workers, cores())
-            self._finish(*self._verdict(event))
+            state, reason = self._verdict(event)
+            if reason and self.warning:
+                reason += f"\nBefore the start there was a warning: {self.warning}"
+            self._finish(state, reason)
 
     def _ask_for_stacks(self, supervisor: int) -> None:
         """Send SIGUSR1 to the processes that have called `place.here`, which has made them answer with their stack."""

@@ -405,6 +405,7 @@ def _write_files(folder: Path, files: dict[str, str], archives: dict[str, str]) 
         import io
         import tarfile
 
+        (folder / name).mkdir(parents=True, exist_ok=True)  # whatever it holds
         with tarfile.open(fileobj=io.BytesIO(base64.b64decode(encoded))) as file:
             file.extraction_filter = getattr(tarfile, "data_filter", None)  # Python before 3.11.4 has none
             file.extractall(folder / name)

@@ -5,6 +5,8 @@ from __future__ import annotations
 import copy
 import functools
 import itertools
+import json
+import re
 import time
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -188,7 +190,7 @@ def broken_manifest() -> dict[str, Any]:
     master, worker = (replicas[role]["template"]["spec"]["containers"][0] for role in ("Master", "Worker"))
     master["name"] = "torch"
     worker["imagee"] = worker.pop("image")
-    worker["command"][1] = "/workshop/job/trian.py"
+    worker["command"][1] = "trian.py"
     return manifest
 
 
@@ -232,6 +234,8 @@ def mended(answer: Callable[[dict[str, Any]], dict[str, Any]]) -> str:
     lost = "but the Worker has lost its nodeSelector: a Master's text is not a Worker's."
     refuse("nodeSelector" not in str(got), f"both pods ran, {lost}")
     more = "both pods ran, but more was changed than the three mistakes: leave the rest as it is."
-    refuse(got != _whole_manifest(), more)
+    # The script may be named as in the Master, or by its whole path.
+    named_alike = json.loads(re.sub(r'"(/workshop/job|\.)/train\.py"', '"train.py"', json.dumps(got)))
+    refuse(named_alike != _whole_manifest(), more)
     accuracy = run.metrics["accuracy"].dropna().iloc[-1]
     return f"both pods ran, and their model recognises {accuracy:.0%} of the test images."
