@@ -115,6 +115,19 @@ def test_a_failed_job_says_why_and_each_line_comes_once_when_it_has_ended_or_the
     assert (since[0], since[-1]) == (None, [one.split()[0]])
 
 
+def test_a_pod_whose_files_cannot_be_unpacked_says_why(server, job):
+    failed = pod("master", "Failed")
+    failed["status"]["initContainerStatuses"] = [
+        {"name": "init-pytorch", "state": {"terminated": {"exitCode": 0}}},
+        {"name": "unpack", "state": {"terminated": {"exitCode": 127}}},
+    ]
+    server.pods, server.logs = [failed], {"ddp-master-0": stamped("sh: tar: not found")}
+    server.job_status = condition("Failed", "1 Master replica(s) failed.")
+    with PLACE.launch(job) as started, pytest.raises(RunFailed, match="sh: tar: not found"):
+        started.wait(timeout_seconds=20)
+    assert {query["container"][0] for query in queries(server, "/log")} == {"unpack"}
+
+
 def test_a_log_that_cannot_be_read_does_not_delay_the_others_or_the_end(server, job, monkeypatch):
     monkeypatch.setattr("workshop_utils.launchers.kubernetes.cluster.FIRST_PAUSE_SECONDS", 10)
     server.pods = [pod("master"), pod("worker")]

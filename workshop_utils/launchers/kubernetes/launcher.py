@@ -191,7 +191,10 @@ class KubernetesJob(RemoteJob):
     def _read_log(self, pod: Mapping[str, Any], receive: Receive) -> None:
         """Pass on the lines since the last one that was read."""
         name, container = pod["metadata"]["name"], pod["spec"]["containers"][0]
-        if container.get("command") == list(SSHD):
+        inits = pod["status"].get("initContainerStatuses") or []
+        if failed := [each for each in inits if each.get("state", {}).get("terminated", {}).get("exitCode")]:
+            container = failed[0]  # the pod's own never started
+        elif container.get("command") == list(SSHD):
             return  # an MPI worker's log is that of sshd
         before = self._last.get(name, "")
         try:
