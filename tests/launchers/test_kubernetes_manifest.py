@@ -66,9 +66,9 @@ def test_folder_and_data_travel_as_an_archive_each(make_job, data_folder, tmp_pa
 @pytest.mark.parametrize(
     ("file", "data", "message"),
     [
-        ("job-1/weights.bin", None, r"^folder is '.*job-1'; packed it has 1\.[12] MB \(weights\.bin 1\.1 MB, "),
+        ("job-1/weights.bin", None, r"^folder is '.*job-1'; packed it has 1\.[12] MB \(weights\.bin 1\.1 MB\), "),
         ("large/corpus.txt", "large", r"^data is '.*large'; packed it has 1\.[12] MB \(corpus\.txt 1\.1 MB\), and a "),
-        ("large/corpus.txt", {"a": "digits", "b": "large"}, r"\(b/corpus\.txt 1\.1 MB, .* in data_claim$"),
+        ("large/corpus.txt", {"a": "digits", "b": "large"}, r"\(b/corpus\.txt 1\.1 MB, a/train\S+ 0\.1 MB\), .*claim$"),
         ("large/corpus.txt", {"a": "mnist"}, r"^data\.a is 'mnist'; it has 12 MB, and a ConfigMap holds 1 MiB: put it"),
         ("large/corpus.txt", {"a": "s3://bucket/x"}, r"^data\.a is 's3://bucket/x': .*; or put it on a volume"),
     ],

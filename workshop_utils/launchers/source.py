@@ -145,9 +145,11 @@ def _archive(files: Mapping[str, Path], field: str, texts: Mapping[str, str] | N
 
 
 def largest(sizes: Mapping[str, int]) -> str:
-    """The three largest of files with their sizes, for a message."""
+    """The largest of files, three at most, with their sizes, for a message."""
     names = sorted(sizes, key=lambda name: -sizes[name])[:3]
-    return ", ".join(f"{name} {_megabytes(sizes[name])}" for name in names)
+    return ", ".join(
+        f"{name} {_megabytes(sizes[name])}" for name in names if 20 * sizes[name] > sizes[names[0]]
+    )
 
 
 def _megabytes(nbytes: int) -> str:
