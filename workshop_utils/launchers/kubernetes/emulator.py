@@ -19,6 +19,7 @@ that the operator adds, so that a mistake in the manifest shows as a run that fa
 | the claim in `outputs` or `checkpoints` | a folder that all pods share, and that goes with the run |
 | a service's name and port | the loopback address and a free port |
 | mpirun starts ranks on the workers through ssh | it starts them on this machine |
+| nodes, a scheduler and its queues | this machine |
 | limits of processor and memory | none |
 | GPUs | none |
 | a script imports PyTorch or TensorFlow | it forks from a process that has imported it (see `local.warm`) |
