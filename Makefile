@@ -95,13 +95,14 @@ bench: setup ## measure the claims and compare them with their limits (NAMES="al
 site: setup ## the executed lessons as a web site with search: build/site/html/index.html
 	@$(BIN)/python -m workshop_utils.lessons.site
 
-# PyTorch has a build for each device, so it is pinned beside these files; CUDA's packages come with its own.
+# PyTorch has a build for each device, so it is pinned beside these files, and decides on torchvision; CUDA's packages
+# come with its own.
 CUDA := triton cuda-bindings cuda-pathfinder cuda-toolkit $(addprefix nvidia-,cublas cuda-cupti cuda-nvrtc cuda-runtime \
   cudnn-cu13 cufft cufile curand cusolver cusparse cusparselt-cu13 nccl-cu13 nvjitlink nvshmem-cu13 nvtx)
 constraints: setup ## resolve the tested versions anew, for each Python (a release does it)
 	@for version in 3.11 3.12 3.13; do $(BIN)/uv pip compile pyproject.toml --all-extras --universal --upgrade --quiet \
-	  --python-version $$version $(addprefix --no-emit-package ,torch $(CUDA)) --generate-hashes --no-header --no-annotate \
-	  --output-file workshop_utils/setup/requirements/python$$version.txt || exit 1; done
+	  --python-version $$version $(addprefix --no-emit-package ,torch torchvision $(CUDA)) --generate-hashes --no-header --no-annotate \
+	  --overrides workshop_utils/setup/requirements/overrides.in --output-file workshop_utils/setup/requirements/python$$version.txt || exit 1; done
 
 clean: ## remove build/ and caches; .venv and the built Horovod stay
 	rm -rf build .pytest_cache .mypy_cache .ruff_cache .hypothesis

@@ -16,6 +16,8 @@ MODULES = {
     "mpi": ("mpi4py",),
     "horovod": ("horovod",),
     "transformers": ("transformers",),
+    "torchvision": ("torchvision",),
+    "tf-keras": ("tf_keras",),
     "aws": ("boto3", "botocore", "sagemaker", "moto"),
     "kubernetes": ("kubernetes",),
     "spark": ("pyspark",),

@@ -32,7 +32,7 @@ def findings():
 @pytest.mark.processes
 def test_this_environment_has_what_the_lessons_need():
     results = findings()
-    assert {*optional.MODULES, "system", "slow networks"} <= set(results)
+    assert {*doctor.PURPOSES, "system", "slow networks"} <= set(results)
     assert [finding for finding in results.values() if finding.state == "missing"] == []
     assert not re.search(r"/home|/root|/usr|\.venv", "\n".join(map(str, results.values())))  # nobody's paths
 
@@ -40,7 +40,7 @@ def test_this_environment_has_what_the_lessons_need():
 def test_what_is_optional_is_a_limit_and_what_every_lesson_needs_is_to_mend(bare, monkeypatch, capsys):
     monkeypatch.setattr(optional, "find_spec", lambda _: None)
     results = findings()
-    for name in optional.MODULES:
+    for name in doctor.PURPOSES:
         needed = name in ("torch", "lessons")
         assert (results[name].state, "lesson" in results[name].text) == (
             "missing" if needed else "limited",
@@ -67,7 +67,7 @@ def test_a_horovod_for_other_frameworks_is_to_be_built_again_and_its_tools_come_
 def test_every_extra_of_a_lesson_stands_in_the_check_up():
     lessons = "".join(path.read_text(encoding="utf-8") for path in (ROOT / "notebooks").glob("*.ipynb"))
     asked_for = re.findall(r"\bneed\(([^)]*)\)", lessons)
-    assert {*re.findall(r"[a-z]+", " ".join(asked_for))} <= doctor.PURPOSES.keys() == optional.MODULES.keys()
+    assert {*re.findall(r"[a-z]+", " ".join(asked_for))} <= doctor.PURPOSES.keys() <= optional.MODULES.keys()
 
 
 @pytest.mark.parametrize(

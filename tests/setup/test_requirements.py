@@ -30,7 +30,7 @@ def test_every_version_is_fixed_by_hashes_but_pytorchs(python):
     assert all(re.fullmatch(r"[\w.-]+(\[[\w,-]+\])?==[\w.]+( ; [^\\]+?)?( HASH)+", line) for line in lines)
     assert not re.search(r"://|/opt|/root|/home|find-links|nvidia|triton", text)
     asked_for = itertools.chain(PROJECT["dependencies"], *PROJECT["optional-dependencies"].values())
-    names = {NAME.match(each)[0].lower() for each in asked_for} - {"torch", "workshop-utils"}
+    names = {NAME.match(each)[0].lower() for each in asked_for} - {"torch", "torchvision", "workshop-utils"}
     assert names <= {*NAME.findall(text)}
 
 

@@ -34,7 +34,7 @@ from workshop_utils.setup.packages import MARKER, pinned, pytorch_arguments, run
 ROOT = Path(__file__).resolve().parents[2]
 # The parts of the set-up; a later one includes those before it.
 LAB, ALL, HOROVOD = PARTS = ("lab", "all", "horovod")
-EXTRAS = {LAB: "lab", ALL: "all,test,horovod"}  # of "horovod" what compiles it
+EXTRAS = {LAB: "lab", ALL: "all,test,tf-keras,horovod"}  # of "horovod" what compiles it
 
 
 def is_current(root: Path, part: str) -> bool:

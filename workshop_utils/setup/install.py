@@ -19,6 +19,7 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from importlib.abc import MetaPathFinder
 from importlib.machinery import ModuleSpec, PathFinder
+from importlib.metadata import version
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -26,7 +27,7 @@ from workshop_utils import optional
 from workshop_utils.cache import cache_folder
 from workshop_utils.setup import horovod_build, logged_command
 from workshop_utils.setup.logged_command import SetupError
-from workshop_utils.setup.packages import MARKER, pinned, pytorch_arguments, run_uv
+from workshop_utils.setup.packages import MARKER, OVERRIDES, pinned, pytorch_arguments, run_uv
 
 MEANWHILE = "Meanwhile read on, or take a lesson that needs nothing more: 00 to 05, 07 to 10, 15."
 
@@ -53,9 +54,11 @@ def install(extras: Sequence[str], *, wheel: Path | None = None, in_background: 
     with logged_command.only_one_at_a_time(log, waiting) as output:
         output.truncate(0)
         print(f"{time.time()} {', '.join(extras)}", file=output, flush=True)  # for `in_progress`
-        arguments = pinned() if is_own_environment() else []
-        if find_spec("torch") is None or "horovod" in extras:
+        arguments = pinned() if is_own_environment() else [*OVERRIDES]
+        if find_spec("torch") is None or {"horovod", "torchvision"} & {*extras}:
             arguments += pytorch_arguments(python)
+        if "torchvision" in extras and find_spec("torch"):  # each version fits one of PyTorch
+            arguments.append(f"torch=={version('torch')}")
         wanted = f"workshop-utils[{','.join(extras)}]"
         command = ["pip", "install", "--python", str(python), wanted, *arguments]
         brought = optional.MODULES if "all" in extras else extras

@@ -26,6 +26,7 @@ from workshop_utils.setup.machine import nvidia_gpus
 UV = "uv>=0.9.8,<1"
 MARKER = ".workshop"  # in an environment that the set-up has made: what of it is complete
 REQUIREMENTS = Path(__file__).with_name("requirements")
+OVERRIDES = ("--overrides", str(REQUIREMENTS / "overrides.in"))
 INDEX_TIMEOUT_SECONDS = "5"
 DOWNLOAD_FAILED = (
     r"dns error|error sending request|name resolution|NewConnectionError|network timeout|connection closed|"
@@ -65,7 +66,8 @@ def uv_settings(pip_configuration: str, environment: Mapping[str, str]) -> dict[
 
 def pinned(version: tuple[int, ...] = sys.version_info[:2]) -> list[str]:
     """uv's arguments that select the versions that were tested with this version of Python."""
-    return ["--constraints", str(REQUIREMENTS / f"python{version[0]}.{version[1]}.txt"), "torch==2.13.0"]
+    versions = str(REQUIREMENTS / f"python{version[0]}.{version[1]}.txt")
+    return ["--constraints", versions, "torch==2.13.0", *OVERRIDES]
 
 
 def run_uv(
