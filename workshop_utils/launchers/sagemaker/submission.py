@@ -19,6 +19,7 @@ from botocore.model import ServiceModel
 
 from workshop_utils.jobs import JobError, StrategyName, TrainingJob, imports
 from workshop_utils.jobs.quantities import seconds_of
+from workshop_utils.launchers.instances import gpus_of
 from workshop_utils.launchers.sagemaker import toolkit
 from workshop_utils.launchers.sagemaker.settings import SageMakerSettings
 from workshop_utils.strategies import strategy_of
@@ -40,14 +41,6 @@ LAST_WITH_HOROVOD = {"tensorflow": (2, 12), "pytorch": (1, 13)}
 _OF_AWS = re.compile(r"(\d{12})\.dkr\.ecr\.([^.]+)\.[^/]+/(tensorflow|pytorch)(?:-training)?:(\d+)\.(\d+)")
 # How long hosts may take to come together, as the toolkit's own waiting goes (mpi.py: an hour for MPI's workers).
 JOIN_SECONDS = 1800
-
-# How many GPUs an instance of these families has, by its size. Source: AWS, "Amazon EC2 accelerated computing".
-FAMILIES_WITH_GPUS = re.compile(r"ml\.(p[3-6]|g4dn|gr?[56])(?!g\.)[\w-]*\.(\w+)")
-GPUS = {
-    "p": {"2xlarge": 1, "4xlarge": 1, "8xlarge": 4, "16xlarge": 8, "24xlarge": 8, "48xlarge": 8},
-    "g": {"xlarge": 1, "2xlarge": 1, "4xlarge": 1, "8xlarge": 1, "16xlarge": 1}
-    | {"12xlarge": 4, "24xlarge": 4, "48xlarge": 8},
-}
 
 
 @dataclass(frozen=True)
@@ -204,8 +197,7 @@ def _check_gpus(job: TrainingJob, instance_type: str) -> None:
     if reason := imports.why_no_gpu(job):
         idle = f"script {job.script!r} {reason}; take one such as ml.c5.xlarge"
         raise JobError(f"instance_type is {instance_type}, whose GPUs you would pay for, and {idle}")
-    family = FAMILIES_WITH_GPUS.fullmatch(instance_type)
-    count = GPUS[family[1][0]].get(family[2]) if family else None
+    count = gpus_of(instance_type)
     needed = max(1, each) * per_host  # a script that can use a GPU takes one, even if the job asks for none
     if count not in (None, needed):
         idle = f", {count - needed} of them idle" if count > needed else ""
