@@ -134,6 +134,11 @@ def words_of(arguments: Mapping[str, Any] | Sequence[Any]) -> list[str]:
     return words
 
 
+def label_of(text: str) -> str:
+    """`text` as the name of a job, in letters that every target takes."""
+    return re.sub("[^a-z0-9]+", "-", text.lower()).lstrip("-0123456789")[:50].rstrip("-") or "job"
+
+
 def storage_kind(text: str) -> StorageKind:
     """What `text` names: a folder, an `s3://` address, or `claim:NAME`, a volume claim of Kubernetes.
 
@@ -415,7 +420,7 @@ class TrainingJob(Description):
             raise JobError(f"strategy is {fields['strategy']!r}; it follows from the framework: leave it out")
         derived = {
             "folder": function.write(program, framework),
-            "name": re.sub("[^a-z0-9]+", "-", program.__name__.lower()).strip("-"),
+            "name": label_of(program.__name__),
             "strategy": function.FRAMEWORKS[framework][0],
             "arguments": function.encoded(arguments),
         }
@@ -437,8 +442,7 @@ class TrainingJob(Description):
             folder = folder if is_below else path.parent
             program["script"] = path.absolute().relative_to(folder.absolute()).as_posix()
         name = Path(script).stem if script is not None else str(fields.get("module"))
-        label = re.sub("[^a-z0-9]+", "-", name.lower()).strip("-0123456789") or "job"
-        return cls(**{"name": label[:50].strip("-"), "folder": folder, **program, **fields})
+        return cls(**{"name": label_of(name), "folder": folder, **program, **fields})
 
     @classmethod
     def load(cls, path: str | Path) -> Self:
@@ -459,9 +463,10 @@ class TrainingJob(Description):
         return cls._read(file, "name: my-job", folder=file.parent)
 
 
-def _read_yaml(file: Path, example: str) -> dict[str, Any]:
+def parsed(file: Path, load: Callable[[str], Any] = yaml.safe_load) -> Any:
+    """What `load` makes of a YAML file. Raises JobError where that is no YAML."""
     try:
-        values = yaml.safe_load(file.read_text(encoding="utf-8"))
+        return load(file.read_text(encoding="utf-8"))
     except yaml.MarkedYAMLError as error:
         line = error.problem_mark.line + 1 if error.problem_mark else 1
         problem = str(error.problem)
@@ -470,6 +475,10 @@ def _read_yaml(file: Path, example: str) -> dict[str, Any]:
         raise JobError(f"{file}, line {line}: {problem}") from None
     except (yaml.YAMLError, ValueError, RecursionError) as error:  # also a date in a thirteenth month
         raise JobError(f"{file} is not readable as YAML: {' '.join(str(error).split())}") from None
+
+
+def _read_yaml(file: Path, example: str) -> dict[str, Any]:
+    values = parsed(file)
     if not isinstance(values, dict) or not all(isinstance(key, str) for key in values):
         raise JobError(f"{file} holds {_short(values)}; it must hold fields such as '{example}'")
     return values
