@@ -165,6 +165,19 @@ def logs(
     typer.echo(f"these files are in {there[name].resolve()}")
 
 
+@app.command("import")
+def import_(
+    file: Annotated[
+        Path, typer.Argument(help="A manifest of Kubernetes, a shell file, or Python with an estimator.")
+    ],
+    output: Annotated[Path | None, typer.Option(help="The folder for both; by default FILE's.")] = None,
+) -> None:
+    """Turn a job of another tool's into job.yaml and place.yaml, and list what was dropped or changed."""
+    from workshop_utils.launchers.importing import import_file
+
+    typer.echo(import_file(file, output))
+
+
 @contextlib.contextmanager
 def _signals_interrupt() -> Iterator[list[int]]:
     """Let a closed terminal, and a polite kill, end a run as Ctrl-C does, once; the list holds what came."""

@@ -1,0 +1,327 @@
+"""What people have becomes a job: manifests, shell files and estimators, and what was dropped is named."""
+
+import shutil
+from pathlib import Path
+
+import pytest
+import yaml
+
+from workshop_utils.jobs import JobError, TrainingJob
+from workshop_utils.launchers.importing import import_file, read
+from workshop_utils.launchers.kubernetes import Kubernetes
+from workshop_utils.launchers.kubernetes.settings import KINDS
+from workshop_utils.launchers.slurm import Slurm
+
+JOBS = Path(__file__).parents[2] / "jobs"
+
+
+def described():
+    """Each description of a job in jobs/, with each kind that can run it."""
+    for path in sorted(JOBS.glob("*/*.yaml")):
+        fields = yaml.safe_load(path.read_text()) if path.name != "kubernetes.yaml" else {}
+        for kind in KINDS.get(fields.get("strategy", "single"), ()) if "name" in fields else ():
+            yield pytest.param(path, {"kind": kind}, id=f"{path.parent.name}/{path.name} {kind}")
+
+
+PLACES = {
+    "elastic": {"elastic": {"min_workers": 1, "max_workers": 3}, "gang": "volcano"},
+    "queue": {"kind": "TrainJob", "gang": "volcano", "queue": "workshop", "namespace": "team-a"},
+    "claims": {
+        "data_claim": "all",
+        "storage_claim": "all",
+        "node_selector": {"disk": "ssd"},
+        "image": "a/b:1",
+    },
+    "registry": {"registry": "example.com/team", "pod_resources": {"vpc.amazonaws.com/efa": 4}},
+}
+
+
+def round_trip(folder, job, place):
+    """The objects that are rendered, before and after they have been imported, and what the import said."""
+    source = folder / "source"
+    shutil.copytree(job.folder, source, ignore=shutil.ignore_patterns("*.yaml", "__pycache__"))
+    before = Kubernetes(**place).render(job.replace(folder=source))
+    (folder / "manifest.yaml").write_text(str(before))
+    said = import_file(folder / "manifest.yaml", source)
+    written = source / "place.yaml"
+    target = Kubernetes.load(written) if written.exists() else Kubernetes()
+    return before.objects, target.render(TrainingJob.load(source)).objects, said
+
+
+@pytest.mark.parametrize(("path", "place"), list(described()))
+def test_our_own_manifest_is_rendered_again_from_what_it_is_imported_to(path, place, tmp_path):
+    before, after, said = round_trip(tmp_path, TrainingJob.load(path), place)
+    assert after == before
+    assert all(line.startswith("wrote ") for line in said.splitlines()), said
+
+
+@pytest.mark.parametrize("name", PLACES)
+def test_what_a_place_has_added_comes_back_too(name, tmp_path):
+    fields = {"nodes": 2, "processes_per_node": 2, "arguments": ["--rank={rank}", 3], "timeout": "90s"}
+    fields |= {"resources": {"cpu": 0.5, "memory": "3Gi", "gpu": 1}, "checkpoints": "claim:kept"}
+    before, after, _ = round_trip(
+        tmp_path, TrainingJob.load(JOBS / "mnist_torch_ddp").replace(**fields), PLACES[name]
+    )
+    assert after == before
+
+
+@pytest.fixture
+def described_by(tmp_path):
+    """`described_by(name, text, script)` is what is read from a file of that name, beside `script` as train.py."""
+
+    def describe(name, text, script=None):
+        file = tmp_path / name
+        file.write_text(text)
+        if script is not None:
+            (tmp_path / "train.py").write_text(script)
+        return read(file, tmp_path)
+
+    return describe
+
+
+# Shell files
+
+WORKERS = ("strategy", "workers", "nodes", "processes_per_node")
+LINES = {
+    "torchrun --standalone --nproc_per_node=4 train.py --lr 0.1": ("torch_ddp", 4, None, None),
+    "torchrun --nnodes=1:3 --nproc-per-node 2 -m package.train": ("torch_ddp", None, 3, 2),
+    "python -m torch.distributed.run --nproc_per_node 2 train.py": ("torch_ddp", 2, None, None),
+    "mpirun -np 4 -H a:2,b:2 -x A=1 -mca btl ^openib python3 -u train.py": ("mpi", 4, None, None),
+    "horovodrun -np 4 -H localhost:4 python train.py": ("horovod", 4, None, None),
+    "horovodrun -np 2 --min-np 1 --host-discovery-script d.sh python train.py": ("horovod_elastic", 2, None, None),
+    "accelerate launch --num_machines 2 --num_processes 8 train.py": ("torch_ddp", None, 2, 4),
+    "CUDA_VISIBLE_DEVICES=0,1 torchrun --nproc_per_node=2 train.py": ("torch_ddp", 2, None, None),
+    "srun -N2 --ntasks-per-node=2 python train.py": ("torch_ddp", None, 2, 2),
+    "singularity exec --nv image.sif python train.py": ("single", 1, None, None),
+    'bash -lc "cd x && torchrun --nproc_per_node ${GPUS:-2} train.py > log 2>&1"': ("torch_ddp", 2, None, None),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("line", LINES)
+def test_a_line_says_which_workers_there_are(line, described_by):
+    job = described_by("run.sh", line).job
+    assert tuple(job.get(name) for name in WORKERS) == LINES[line]
+
+
+def test_an_sbatch_file_becomes_a_job_and_a_place(described_by, tmp_path):
+    text = r"""#!/bin/bash
+#SBATCH --job-name=My_Run   # a name
+#SBATCH -N 2 --ntasks-per-node=1 --gres=gpu:a100:4
+#SBATCH --cpus-per-task=32
+#SBATCH --mem=64G
+#SBATCH --time=1-02:30:00
+#SBATCH -p gpu
+#SBATCH --output=%x.out
+module load cuda
+conda activate env
+export MASTER_ADDR=$(scontrol show hostnames "$SLURM_JOB_NODELIST" | head -n 1)
+export NCCL_DEBUG=INFO WANDB_API_KEY=abc
+DATA=/scratch/data
+args=(--epochs 3
+      --data "$DATA")
+srun torchrun --nnodes $SLURM_NNODES --nproc_per_node 4 \
+  --rdzv_endpoint $MASTER_ADDR:29500 train.py "${args[@]}" --run $SLURM_JOB_ID
+"""
+    result = described_by("job.sbatch", text, "import torch")
+    assert result.job == {
+        "strategy": "torch_ddp",
+        "nodes": 2,
+        "processes_per_node": 4,
+        "script": "train.py",
+        "arguments": {"epochs": 3, "data": "/scratch/data"},
+        "resources": {"cpu": 8, "memory": "16Gi", "gpu": 1},
+        "environment": {"NCCL_DEBUG": "INFO"},
+        "timeout": "1590min",
+        "name": "my-run",
+    }
+    assert TrainingJob(folder=tmp_path, **result.job).resources.gpu == 1
+    assert result.place == {
+        "options": ["--gres=gpu:a100:4", "-p gpu"],
+        "setup": ["module load cuda", "conda activate env"],
+    }
+    assert Slurm(**result.place)
+    notes = "\n".join(result.notes)
+    assert "abc" not in notes
+    for said in (
+        "line 8: --output=%x.out",
+        "line 11: MASTER_ADDR",
+        "line 12: WANDB_API_KEY",
+        "line 16: --run",
+    ):
+        assert said in notes, notes
+
+
+def test_words_of_each_process_stay_words_and_several_processes_without_a_program_are_a_guess(described_by):
+    url = "--url tcp://$MASTER_ADDR:$MASTER_PORT"
+    text = f"#SBATCH --ntasks=2\nsrun python train.py --rank $SLURM_PROCID {url} --world $SLURM_NTASKS"
+    result = described_by("run.sh", text, "import tensorflow")
+    assert result.job["arguments"] == {
+        "rank": "{rank}",
+        "url": "tcp://{master_addr}:{master_port}",
+        "world": 2,
+    }
+    assert result.job["strategy"] == "multi_worker_mirrored"
+    assert "guess" in result.notes[-1]
+
+
+# Manifests
+
+CLUSTER = """
+apiVersion: kubeflow.org/v1
+kind: PyTorchJob
+metadata: {name: mine, namespace: team, annotations: {a: b}}
+spec:
+  pytorchReplicaSpecs:
+    Master: &pods
+      replicas: 1
+      restartPolicy: OnFailure
+      template:
+        spec:
+          tolerations: [{operator: Exists}]
+          containers:
+          - name: pytorch
+            image: example.com/torch:1
+            command: [sh, -c]
+            args: ["pip install x; torchrun --nproc_per_node=2 /app/train.py --data=/mnt/in/x --epochs $EPOCHS"]
+            env:
+            - {name: EPOCHS, value: "3"}
+            - {name: HF_TOKEN, value: hf_abc}
+            - {name: PASS, valueFrom: {secretKeyRef: {name: a, key: b}}}
+            resources: {limits: {nvidia.com/gpu: "2", memory: 10Gi, cpu: 500m}}
+            volumeMounts: [{name: d, mountPath: /mnt/in}]
+          volumes: [{name: d, persistentVolumeClaim: {claimName: claimed}}, {name: e, emptyDir: {}}]
+    Worker: {<<: *pods, replicas: 2}
+"""
+
+
+def test_a_manifest_becomes_a_job_and_a_place_and_each_thing_dropped_has_its_path(described_by):
+    result = described_by("cluster.yaml", CLUSTER)
+    assert result.job == {
+        "name": "mine",
+        "script": "train.py",
+        "strategy": "torch_ddp",
+        "nodes": 3,
+        "processes_per_node": 2,
+        "arguments": ["--data={data}/x", "--epochs", 3],
+        "resources": {"cpu": 0.25, "memory": "5Gi", "gpu": 1},
+        "environment": {"EPOCHS": "3"},
+    }
+    assert result.place == {"namespace": "team", "image": "example.com/torch:1", "data_claim": "claimed"}
+    notes = "\n".join(result.notes)
+    assert "hf_abc" not in notes
+    pods = "spec.pytorchReplicaSpecs.Worker.template.spec"
+    for path in (
+        "metadata.annotations",
+        f"{pods}.tolerations",
+        f"{pods}.volumes[1]",
+        f"{pods}.containers[0].env.HF_TOKEN: left out, since it may be a secret",
+        f"{pods}.containers[0].env.PASS: left out, since it may be a secret",
+        "spec.pytorchReplicaSpecs.Worker.restartPolicy",
+    ):
+        assert path in notes, notes
+
+
+def test_the_kind_and_the_command_decide_the_strategy(described_by):
+    roles = "{Chief: {replicas: 1}, PS: {replicas: 2}, Worker: {replicas: 4}}"
+    tensorflow = "apiVersion: kubeflow.org/v1\nkind: TFJob\nmetadata: {name: t}\nspec: {tfReplicaSpecs: %s}"
+    servers = described_by("servers.yaml", tensorflow % roles).job
+    assert (servers["strategy"], servers["workers"], servers["parameter_servers"]) == (
+        "parameter_server",
+        4,
+        2,
+    )
+    mirrored = described_by("mirrored.yaml", tensorflow % "{Worker: {replicas: 2}}").job
+    assert (mirrored["strategy"], mirrored["workers"]) == ("multi_worker_mirrored", 2)
+    mpi = (
+        "apiVersion: kubeflow.org/v2beta1\nkind: MPIJob\nmetadata: {name: m}\nspec:\n  slotsPerWorker: 2\n"
+        "  mpiReplicaSpecs:\n    Worker: {replicas: 2}\n"
+        "    Launcher: {template: {spec: {containers: [{command: [mpirun, -np, '4', python, train.py]}]}}}\n"
+    )
+    for script, strategy in (("import horovod.torch", "horovod"), ("import mpi4py", "mpi")):
+        job = described_by("mpi.yaml", mpi, script).job
+        assert (job["strategy"], job["nodes"], job["processes_per_node"]) == (strategy, 2, 2)
+    alone = "kind: Job\nspec: {template: {spec: {containers: [{command: [python, train.py]}]}}}"
+    assert described_by("alone.yaml", alone).job["strategy"] == "single"
+
+
+# SageMaker
+
+ESTIMATOR = """
+import sagemaker
+from sagemaker.pytorch import PyTorch
+hyperparameters = {"epochs": 2, "amp": True, "layers": [1, 2], "api_key": "abc", "out": "/opt/ml/model/x",
+                   "seed": seed()}
+days = 2
+estimator = PyTorch(entry_point="train.py", source_dir=".", role=sagemaker.get_execution_role(), instance_count=2,
+                    instance_type="ml.g5.12xlarge", hyperparameters=hyperparameters, framework_version="2.1",
+                    max_run=days * 86400, distribution=DISTRIBUTION)
+estimator.fit({"train": sagemaker.inputs.TrainingInput("s3://abc/train"), "test": upload("test")})
+"""
+
+
+def test_an_estimator_is_read_without_being_run(described_by):
+    text = ESTIMATOR.replace("DISTRIBUTION", '{"torch_distributed": {"enabled": True}}')
+    result = described_by("launch.py", text, "import torch")
+    assert result.job == {
+        "name": "launch",
+        "script": "train.py",
+        "strategy": "torch_ddp",
+        "nodes": 2,
+        "processes_per_node": 4,
+        "arguments": {"epochs": 2, "amp": True, "layers": "[1, 2]", "out": "{model}/x"},
+        "data": {"train": "s3://abc/train", "test": "test"},
+        "resources": {"gpu": 1},
+        "timeout": "48h",
+    }
+    assert result.place == {"instance_type": "ml.g5.12xlarge"}
+    notes = "\n".join(result.notes)
+    assert '"abc"' not in notes
+    for said in (
+        "role: not read",
+        "get_execution_role()",
+        "--api_key",
+        "--seed",
+        "framework_version",
+        "channel test",
+    ):
+        assert said in notes, notes
+
+
+def test_a_model_trainer_is_read_too_and_what_only_sagemaker_has_is_refused(described_by):
+    trainer = """
+from sagemaker.train import ModelTrainer
+compute = Compute(instance_type="ml.c5.xlarge", instance_count=2)
+ModelTrainer(source_code=SourceCode(source_dir="src", entry_script="train.py"), compute=compute, role="arn:a",
+             distributed=MPI(process_count_per_node=2)).train([InputData(channel_name="train", data_source="s3://abc/t")])
+"""
+    result = described_by("trainer.py", trainer)
+    assert tuple(result.job.get(name) for name in WORKERS) == ("mpi", None, 2, 2)
+    assert (result.job["data"], result.place["role"]) == ({"train": "s3://abc/t"}, "arn:a")
+    for distribution, strategy in (
+        ('{"parameter_server": {"enabled": True}}', "parameter_server"),
+        ('{"smdistributed": {"dataparallel": {"enabled": True}}}', "torch_ddp"),
+    ):
+        assert (
+            described_by("e.py", ESTIMATOR.replace("DISTRIBUTION", distribution)).job["strategy"] == strategy
+        )
+    with pytest.raises(JobError, match=r"smdistributed\.modelparallel"):
+        described_by("e.py", ESTIMATOR.replace("DISTRIBUTION", '{"smdistributed": {"modelparallel": {}}}'))
+
+
+# Both files
+
+
+def test_secrets_are_in_no_file_and_nothing_is_overwritten(tmp_path):
+    file = tmp_path / "cluster.yaml"
+    file.write_text(CLUSTER)
+    said = import_file(file)
+    assert "to do: " in said
+    assert "there is no such file" in said
+    written = {path.name: path.read_text() for path in tmp_path.iterdir() if path != file}
+    assert sorted(written) == ["job.yaml", "place.yaml"]
+    assert "hf_abc" not in "".join(written.values())
+    with pytest.raises(JobError, match=r"job\.yaml is there already"):
+        import_file(file)
+    assert {path.name: path.read_text() for path in tmp_path.iterdir() if path != file} == written
+    (tmp_path / "train.py").write_text("import torch")
+    assert TrainingJob.load(tmp_path).script == "train.py"

@@ -1,0 +1,102 @@
+"""`workshop import FILE` makes job.yaml and place.yaml of what people have, and lists what it dropped or changed.
+
+| module | what it reads |
+| --- | --- |
+| `manifests` | Kubernetes: TFJob, PyTorchJob, MPIJob, TrainJob, Job |
+| `shell` | shell files: of sbatch, or with srun, torchrun, mpirun, horovodrun, accelerate or python |
+| `estimators` | Python with an estimator of SageMaker's, or its ModelTrainer; nothing of it is executed |
+| `imported` | what each of them has read |
+| `tables.yaml` | names: of options, fields and variables |
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from workshop_utils.jobs import JobError, TrainingJob, label_of
+from workshop_utils.launchers.importing.imported import UNKNOWN, Imported
+
+READ_AT_MOST = 4 << 20  # bytes
+
+
+def import_file(file: Path, folder: Path | None = None) -> str:
+    """Write what `file` describes to job.yaml and place.yaml in `folder`, by default its own.
+
+    Returns:
+        a line for each thing that was written, dropped or changed, or is left to do.
+
+
+    Raises:
+        JobError: if it is of no known kind, is a template, describes no job or two, or one of both is there already;
+            nothing has been written then.
+    """
+    result = read(file, file.parent if folder is None else folder)
+    texts = {"job.yaml": _text(result.job, f"Imported from {file.name}.", TrainingJob.model_fields)}
+    if result.place:
+        texts["place.yaml"] = _text(
+            result.place, f"For --on {result.target} --config place.yaml.", result.place
+        )
+    paths = {result.folder / name: text for name, text in texts.items()}
+    for path in paths:
+        if path.exists():
+            raise JobError(f"{path} is there already; move it, or name another folder by --output")
+    result.folder.mkdir(parents=True, exist_ok=True)
+    for path, text in paths.items():
+        path.write_text(text, encoding="utf-8")
+    try:
+        TrainingJob.load(result.folder)
+    except JobError as error:
+        result.notes[:0] = [f"to do: {line}" for line in str(error).splitlines()]
+    return "\n".join([*(f"wrote {path}" for path in paths), *result.notes])
+
+
+def read(file: Path, folder: Path) -> Imported:
+    """What `file` describes. Raises JobError as `import_file` does."""
+    from workshop_utils.launchers.importing import estimators, manifests, shell
+
+    if not file.is_file():
+        raise JobError(f"there is no file {file}; name a manifest, a shell file, or Python with an estimator")
+    text = file.read_bytes()[:READ_AT_MOST].decode(errors="replace")
+    if not text.strip() or UNKNOWN in text:
+        raise JobError(f"{file} {'holds no text' if text.strip() else 'is empty'}: nothing is to be imported")
+    reader: Any = estimators
+    if file.suffix != ".py":
+        if template := re.search(r"\{\{|\{%", text):
+            line = text.count("\n", 0, template.start()) + 1
+            advice = "import what is rendered, such as what helm template prints"
+            raise JobError(f"{file}, line {line}: it is a template, with {template[0]}; {advice}")
+        is_manifest = file.suffix in (".yaml", ".yml", ".json") or re.search(r"^kind:", text, re.MULTILINE)
+        reader = manifests if is_manifest else shell
+    result = Imported(file, folder)
+    try:
+        reader.read(text, result)
+    except JobError:
+        raise
+    except (TypeError, ValueError, KeyError, AttributeError, IndexError) as error:
+        raise JobError(f"{file} is not written as such files are: {error!r}") from None
+    result.job["name"] = label_of(result.says.get("name", file.stem))
+    if seconds := int(result.says.get("time", 0)):
+        units = ((3600, "h"), (60, "min"), (1, "s"))
+        result.job["timeout"] = next(f"{seconds // n}{unit}" for n, unit in units if seconds % n == 0)
+    return result
+
+
+class _Dumper(yaml.SafeDumper):
+    """Writes lists in one line, as people write short ones."""
+
+
+_Dumper.add_representer(
+    list, lambda dumper, items: dumper.represent_sequence("tag:yaml.org,2002:seq", items, flow_style=True)
+)
+
+
+def _text(fields: Mapping[str, Any], comment: str, names: Iterable[str]) -> str:
+    """`fields` as YAML, in the order of `names`, without those of a job that say what is so anyway."""
+    usual = {name: field.default for name, field in TrainingJob.model_fields.items()}
+    kept = {name: fields[name] for name in names if fields.get(name) not in (None, {}, [], usual.get(name))}
+    return f"# {comment}\n" + yaml.dump(kept, Dumper=_Dumper, sort_keys=False, width=100, allow_unicode=True)

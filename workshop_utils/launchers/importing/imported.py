@@ -1,0 +1,128 @@
+"""What an import has read so far: the fields of job.yaml and of place.yaml, and what was dropped or changed."""
+
+from __future__ import annotations
+
+import contextlib
+import re
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path, PurePosixPath
+from typing import Any
+
+import yaml
+
+from workshop_utils.launchers.output import SECRET
+
+TABLES: dict[str, Any] = yaml.safe_load(Path(__file__).with_name("tables.yaml").read_text(encoding="utf-8"))
+UNKNOWN = "\0"  # in a text: what only a shell, or a program that is not run, could compute
+# Variables that tell a process its place and its peers: every launcher sets them itself.
+PLACE = re.compile(
+    r"MASTER_(ADDR|PORT)|((LOCAL|GROUP|NODE)_)?RANK|(LOCAL_)?WORLD_SIZE|TF_CONFIG|CUDA_VISIBLE_DEVICES|(PET|SLURM|OMPI|WORKSHOP)_.*"
+    r"|(GLOO|NCCL)_SOCKET_IFNAME|HOROVOD_(RANK|SIZE|(LOCAL|CROSS|GLOO)_.*|HOSTNAME|CONTROLLER|CPU_OPERATIONS)"
+)
+# Not all that `SECRET` takes for one: --max-tokens and --key are usual arguments.
+SECRET_ARGUMENT = re.compile(r"(?i)-.*(secret|token|passw(or)?d|(api|access)[-_]?key)")
+OPTION = re.compile(r"--[\w-]{2,}|-[A-Za-z]")
+ADVICE = "a local run inherits it from your shell; elsewhere: job.replace(environment={{{0!r}: os.environ[{0!r}]}})"
+
+
+@dataclass
+class Imported:
+    """The job and the place that a file describes.
+
+    Attributes:
+        folder: where job.yaml will be.
+        target: of place.yaml; None if the file is about no target.
+        says: what options say of the workers, in numbers such as "4", by the names in `tables.yaml`.
+        paths: words that stand for folders of the old place in arguments, such as `{data}` for `/mnt/data`.
+        notes: what was dropped or changed, a line each.
+    """
+
+    file: Path
+    folder: Path
+    target: str | None = None
+    job: dict[str, Any] = field(default_factory=dict)
+    place: dict[str, Any] = field(default_factory=dict)
+    says: dict[str, str] = field(default_factory=dict)
+    paths: dict[str, str] = field(default_factory=dict)
+    notes: list[str] = field(default_factory=list)
+
+    def note(self, where: str, what: str = "dropped") -> None:
+        """Say what has become of `where`."""
+        if (line := f"{where}: {what}".replace(UNKNOWN, "…")) not in self.notes:
+            self.notes.append(line)
+
+    def take_field(self, field: str, value: Any) -> None:
+        """Take the value of `field`: of place.yaml, of job.yaml, or of what is said of the workers."""
+        *sections, name = field.split(".")
+        fields: dict[str, Any] = {"place": self.place, "job": self.job}.get("".join(sections[:1]), self.says)
+        for section in sections[1:]:
+            fields = fields.setdefault(section, {})
+        fields[name] = str(value) if fields is self.says else value
+
+    def take_script(self, path: str) -> None:
+        """Take the script at `path`, if it lies below the folder, or else one of that name beside job.yaml."""
+        path = path.removeprefix("./")
+        is_here = not path.startswith(("/", "..")) and (self.folder / path).is_file()
+        self.job["script"] = path if is_here else PurePosixPath(path).name
+
+    def take_variable(self, where: str, name: str, value: Any, is_secret: bool = False) -> None:
+        """Take a variable for the script, if its value is known, unless launchers set it or it may be a secret."""
+        if PLACE.fullmatch(name):
+            self.note(where, "dropped, since the launcher sets it")
+        elif is_secret or SECRET.search(name):
+            self.note(where, f"left out, since it may be a secret: {ADVICE.format(name)}")
+        elif value is None or UNKNOWN in str(value):
+            self.note(where, "not read, since it is computed: add it to environment in job.yaml")
+        else:
+            self.job.setdefault("environment", {})[name] = str(value)
+
+    def take_arguments(self, where: str, words: Sequence[str]) -> None:
+        """Take the script's arguments, without those whose values are secret, or computed."""
+        kept: list[str] = []
+        for word in words:
+            last = kept[-1] if kept and OPTION.fullmatch(kept[-1]) else ""
+            option = word.partition("=")[0] if "=" in word else last
+            is_secret = SECRET_ARGUMENT.fullmatch(option) and not OPTION.fullmatch(word)
+            if is_secret or UNKNOWN in word:
+                kept = kept[:-1] if option == last != "" else kept
+                why = "it may be a secret" if is_secret else "it is computed"
+                self.note(f"{where}: {option or word}", f"left out of the arguments, since {why}")
+                continue
+            for path, stand_in in self.paths.items():
+                if re.search(rf"(^|=){re.escape(path)}(/|$)", word):
+                    self.note(f"{where}: {word}", f"changed: {path} is {stand_in}")
+                    word = word.replace(path, stand_in, 1)
+            kept.append(word)
+        keys, values = kept[::2], kept[1::2]
+        named = {key.lstrip("-"): plain(value) for key, value in zip(keys, values, strict=False)}
+        is_mapping = len(named) == len(values) == len(keys) and all(map(OPTION.fullmatch, keys))
+        is_mapping = is_mapping and not any(map(OPTION.fullmatch, values))
+        self.job["arguments"] = named if is_mapping else list(map(plain, kept))
+
+
+def plain(word: str) -> int | float | str:
+    """`word` as a number or truth, where that is written in the same way."""
+    for kind in (int, float):
+        with contextlib.suppress(ValueError):
+            if str(kind(word)) == word:
+                return kind(word)
+    return {"True": True, "False": False}.get(word, word)
+
+
+def take(tree: Any, path: str) -> Any:
+    """What is at `path`, in which a name has no dots or they are escaped, taken out of `tree`; None if nothing is."""
+    *names, last = (name.replace("\\.", ".") for name in re.split(r"(?<!\\)\.", path))
+    for name in names:
+        tree = tree.get(name) if isinstance(tree, dict) else None
+    return tree.pop(last, None) if isinstance(tree, dict) else None
+
+
+def left(tree: Any, path: str) -> Iterator[str]:
+    """The paths of what is left in `tree`, which is at `path`, without what our own manifests always say, too."""
+    for name, value in tree.items() if isinstance(tree, dict) else ():
+        where = f"{path}.{name}".removeprefix(".")
+        if isinstance(value, dict) and name in TABLES["opened"]:
+            yield from left(value, where)
+        elif value not in (None, {}, [], *TABLES["usual"].get(name, ())):
+            yield where

@@ -1,0 +1,221 @@
+"""Manifests of Kubernetes: a TFJob, PyTorchJob, MPIJob, TrainJob (with its runtime, if that is in the file) or Job.
+
+What has a place in job.yaml or place.yaml is taken out of the manifest; what is left in it is dropped.
+"""
+
+from __future__ import annotations
+
+import copy
+import json
+import re
+from typing import Any, NamedTuple
+
+import yaml
+
+from workshop_utils.jobs import JobError, parsed
+from workshop_utils.launchers.importing import shell
+from workshop_utils.launchers.importing.imported import PLACE, TABLES, UNKNOWN, Imported, left, plain, take
+
+KINDS: dict[str, dict[str, Any]] = TABLES["manifests"]
+RUNTIMES = ("TrainingRuntime", "ClusterTrainingRuntime")
+OUR_LABEL = "distributed-training-workshop"
+OUR_IMAGE = re.compile(r"(?:(.+)/)?workshop-(?:pytorch|horovod):[cg]pu(?:@.*)?")
+OUR_VARIABLES = re.compile(
+    rf"{PLACE.pattern}|PYTHONPATH|PYTHONUNBUFFERED|(OMP|TF)_NUM_\w*THREADS|SM_CHANNEL_.*|TORCH_DISABLE_SHARE_.*"
+)
+# What a claim is for, by the name of its volume or folder.
+CLAIMS = {"checkpoints": "check|ckpt", "outputs": "model|out|result|log|save", "data": ""}
+OURS = ("initContainers", "containers[0].workingDir")
+OURS_ELSEWHERE = ("volumes", "containers[0].volumeMounts", "containers[0].resources")
+OUR_DATA = re.compile(r'\bdata=("[^"]*"|\{[^}]*\})')  # in the command that is a manifest's comment
+
+
+class Role(NamedTuple):
+    """Pods that are alike: how many, where their spec is in the file, its fields and those of `containers[0]`."""
+
+    replicas: int
+    path: str
+    fields: dict[str, Any]
+
+    def take(self, name: str) -> Any:
+        """Take a field of the container."""
+        return self.fields.pop(f"containers[0].{name}", None)
+
+
+def read(text: str, result: Imported) -> None:
+    """Note in `result` what a manifest describes. Raises JobError if that is no job, or more than one."""
+    read = parsed(result.file, lambda text: list(yaml.safe_load_all(text)))
+    documents = [each for document in read if document for each in take(document, "items") or [document]]
+    by_kind = [(each.get("kind") if isinstance(each, dict) else "no object", each) for each in documents]
+    jobs = [each for kind, each in by_kind if kind in KINDS]
+    if len(jobs) != 1:
+        held = f"{len(jobs)} jobs" if jobs else ", ".join(str(kind) for kind, _ in by_kind)
+        raise JobError(f"{result.file}: it holds {held}; it must hold one job, a {', a '.join(KINDS)}")
+    runtimes = [each for kind, each in by_kind if kind in RUNTIMES and jobs[0]["kind"] == "TrainJob"]
+    for kind, each in by_kind:
+        if each not in (*jobs, *runtimes):
+            result.note(f"{kind} {take(each, 'metadata.name') or ''}".strip())
+    is_ours = OUR_LABEL in str(jobs[0].get("metadata"))
+    if is_ours and (data := OUR_DATA.search(text)):
+        result.job["data"] = json.loads(data[1])
+    _take_job(jobs[0], runtimes[0] if runtimes else {}, result, is_ours)
+
+
+def _take_job(job: dict[str, Any], runtime: dict[str, Any], result: Imported, is_ours: bool) -> None:
+    table, result.target, result.says["pods"] = KINDS[job["kind"]], "kubernetes", ""
+    strategy, found = table.get("strategy"), take(job, table["roles"]) or {}
+    for path, field in table["fields"].items():
+        if (value := take(job, path)) not in (None, *TABLES["usual"].get(field, ())):
+            result.take_field(field, value)
+    if job["kind"] == "TrainJob":
+        found = _trainer(job, runtime, result)
+    roles = _roles({"": {"template": found}} if "workers" not in table else found, table["roles"], result)
+    trained_by = [
+        roles[name] for name in table.get("workers", [""]) if name in roles and roles[name].replicas
+    ]
+    main = trained_by[0] if trained_by else Role(1, table["roles"], {})
+    driver, fields, count = (
+        roles.get("Launcher", main),
+        dict(main.fields),
+        sum(role.replicas for role in trained_by),
+    )
+    if "PS" in roles:
+        strategy, count, result.job["parameter_servers"] = (
+            "parameter_server",
+            main.replicas,
+            roles["PS"].replicas,
+        )
+    if is_ours:  # what our own manifests always hold, too
+        take(job, "spec.runPolicy.schedulingPolicy")
+        for role in roles.values():
+            for name in OURS if role is main else (*OURS, *OURS_ELSEWHERE):
+                role.fields.pop(name, None)
+        if driver is not main:  # a worker of MPI runs sshd
+            main.take("command")
+    _take_place(main, driver, result, is_ours)
+    _take_resources(main, result)
+    words = _take_command(driver, result, is_ours)
+    nodes = count * int(result.says.get("nodes", 1))
+    if code := shell.take_command(words, result, driver.path):
+        shell.read(code, result, driver.path, nodes, strategy)
+    else:
+        shell.settle(result, driver.path, nodes, strategy)
+    if not {"script", "module"} & result.job.keys():
+        result.note(driver.path, "its command names no script of Python's: name yours in job.yaml")
+    rest = [*left(job, ""), *left(runtime, runtime.get("kind", ""))]
+    for role in roles.values():  # a Master, say, is like the Workers
+        is_read = role in (main, driver)
+        own = {name: value for name, value in role.fields.items() if is_read or value != fields.get(name)}
+        rest += left(own, role.path)
+    for path in rest:
+        result.note(path)
+
+
+def _trainer(job: dict[str, Any], runtime: dict[str, Any], result: Imported) -> dict[str, Any]:
+    """The template of a TrainJob's pods: its runtime's, with what its trainer says instead."""
+    result.place["kind"] = "TrainJob"
+    if take(job, "spec.runtimeRef") and not runtime:
+        result.note("spec.runtimeRef", "not read, since the runtime is not in the file")
+    for path, field in TABLES["runtime"].items():
+        value = take(runtime, path)
+        if value is not None and field and field not in result.says:
+            result.take_field(field, value or "volcano")
+    jobs = take(runtime, "spec.template.spec.replicatedJobs") or []
+    node: Any = next((each for each in jobs if each["name"] == "node"), {})
+    template: dict[str, Any] = take(node, "template.spec.template") or {"spec": {"containers": [{}]}}
+    container = template["spec"]["containers"][0]
+    for path, name in TABLES["trainer"].items():
+        if (value := take(job, path)) is not None:
+            container[name] = [*container.get(name, []), *value] if name == "env" else value
+    return template
+
+
+def _roles(found: dict[str, Any], path: str, result: Imported) -> dict[str, Role]:
+    """The pods by role."""
+    roles: dict[str, Role] = {}
+    for name, each in found.items():
+        at, replicas = f"{path}.{name}.template".removesuffix("..template"), copy.deepcopy(each)  # of aliases
+        count, pod = take(replicas, "replicas"), take(replicas, "template.spec") or {}
+        container, *others = pod.pop("containers", [{}])
+        container.pop("name", None)
+        fields = pod | {f"containers[0].{field}": value for field, value in container.items()}
+        roles[name] = Role(1 if count is None else int(count), f"{at}.spec", fields)
+        for path_left in (
+            *(f"{at}.spec.containers[{n}]" for n in range(1, len(others) + 1)),
+            *left(replicas, f"{path}.{name}"),
+        ):
+            result.note(path_left)
+    return roles
+
+
+def _take_place(main: Role, driver: Role, result: Imported, is_ours: bool) -> None:
+    """Take what says where a job runs: image, nodes, queue, claims."""
+    place, fields = result.place, main.fields
+    for image in (driver.take("image"), main.take("image")):
+        ours = OUR_IMAGE.fullmatch(image or "")
+        if image and (ours is None or ours[1] != "REGISTRY"):
+            place |= {"registry": ours[1]} if ours else {"image": image}
+    if "nodeSelector" in fields:
+        place["node_selector"] = fields.pop("nodeSelector")
+    if fields.get("schedulerName") == "volcano":
+        place["gang"] = fields.pop("schedulerName")
+    if "gang" not in place and place.pop("queue", None):
+        result.note("spec.runPolicy.schedulingPolicy.queue", "dropped, since the pods name no gang scheduler")
+    mounts = main.take("volumeMounts") or []
+    for index, volume in enumerate(fields.pop("volumes", [])):
+        claim, where = (
+            volume.get("persistentVolumeClaim", {}).get("claimName"),
+            f"{main.path}.volumes[{index}]",
+        )
+        folders = [each["mountPath"] for each in mounts if claim and each["name"] == volume["name"]]
+        for folder in folders:
+            words = folder if is_ours else f"{volume['name']} {folder}"
+            use = next(use for use, pattern in CLAIMS.items() if re.search(pattern, words))
+            result.take_field(
+                *("place.data_claim", claim) if use == "data" else (f"job.{use}", f"claim:{claim}")
+            )
+            if not is_ours:
+                word = {"data": "{data}", "outputs": "{model}"}.get(use, folder)
+                result.paths[folder] = word
+                result.note(
+                    where,
+                    f"changed: the claim is the job's {use}, in arguments {word}, no longer at {folder}",
+                )
+        if not folders and not is_ours:
+            result.note(where)
+    if (
+        is_ours
+        and "-data" in str(fields) + str(mounts)
+        and "data" not in result.job
+        and "data_claim" not in place
+    ):
+        result.job["data"] = "digits"
+
+
+def _take_command(driver: Role, result: Imported, is_ours: bool) -> list[str]:
+    """Take the variables; the words of the command, with their values in it."""
+    known = {name: word for word, names in TABLES["variables"].items() for name in names}
+    for each in driver.take("env") or []:
+        name, value = each["name"], each.get("value", None if "valueFrom" in each else "")
+        if not (is_ours and OUR_VARIABLES.fullmatch(name)):
+            is_secret = "secretKeyRef" in str(each)
+            result.take_variable(f"{driver.path}.containers[0].env.{name}", name, value, is_secret)
+        known[name] = UNKNOWN if value is None else str(value)
+    words = [*(driver.take("command") or []), *(driver.take("args") or [])]
+    words = words[words.index("python") :] if is_ours and words[:1] == ["mpirun"] else words
+    return [re.sub(r"\$\((\w+)\)", lambda found: known.get(found[1], found[0]), str(word)) for word in words]
+
+
+def _take_resources(main: Role, result: Imported) -> None:
+    """Take what one pod gets."""
+    resources = main.take("resources") or {}
+    limits, requests = resources.get("limits", {}), resources.get("requests", {})
+    if limits and requests and requests != limits:
+        result.note(f"{main.path}.containers[0].resources.requests", "changed: they are the limits")
+    amounts = {name: str(amount) for name, amount in {**requests, **limits}.items()}
+    cpu = re.fullmatch(r"([\d.]+)(m?)", amounts.pop("cpu", "0"))
+    result.says["cpus_node"] = str(float(cpu[1]) / (1000 if cpu[2] else 1)) if cpu else "0"
+    result.says |= {"memory": amounts.pop("memory", ""), "gpus_node": amounts.pop("nvidia.com/gpu", "")}
+    result.place |= (
+        {"pod_resources": {name: plain(each) for name, each in amounts.items()}} if amounts else {}
+    )

@@ -1,0 +1,270 @@
+"""Shell files and command lines that start training: sbatch, srun, torchrun, mpirun, horovodrun, accelerate, python."""
+
+from __future__ import annotations
+
+import contextlib
+import re
+import shlex
+from collections.abc import Iterator, Mapping
+from functools import partial
+from itertools import groupby
+from pathlib import PurePosixPath
+from typing import Any
+
+from workshop_utils.jobs import JobError, Resources
+from workshop_utils.jobs.imports import imported, packages
+from workshop_utils.jobs.quantities import bytes_of
+from workshop_utils.launchers.importing.imported import PLACE, TABLES, UNKNOWN, Imported
+from workshop_utils.strategies import STRATEGY_OF
+
+COMMANDS: dict[str, dict[str, Any]] = TABLES["commands"]
+ASSIGNMENT = re.compile(r"([A-Za-z_]\w*)\+?=(.*)", re.DOTALL)
+KNOWN = "python, torchrun, mpirun, horovodrun, accelerate or srun"
+SEPARATORS = ";|&()\n"
+SETS_UP = ("module", "ml", "source", ".", "conda", "mamba", "micromamba", "spack")
+TOOLS = ("pip", "venv", "ensurepip", "http", "ipykernel", "nltk", "spacy")  # modules that are no training
+# How workers meet, and on which machine, socket and core they run.
+PLACING = re.compile("rdzv|master|process|machine|rank|host|standalone|bind|map-by|mca|network|iface|gpu-ids")
+# What a command is fed, comments, redirections; what a command prints; a list; a line that goes on in the next.
+NO_COMMAND = re.compile(
+    r"<<-?\s*['\"]?(\w+)(?s:.*?)\n\1$|(?:^|(?<=\s))#(?!SBATCH).*|\s[012&]?[<>]+(&\d|\s*\S+)", re.MULTILINE
+)
+COMPUTED = re.compile(r"\$\((?:[^()]|\((?:[^()]|\([^()]*\))*\))*\)|`[^`]*`")
+LIST = re.compile(r"(\w=)\(([^()]*)\)")
+CONTINUED = re.compile(r"(?:.*\\\n)+.*")
+VARIABLE = re.compile(r"\$\{?(\w+|[@*])(?:\[[@*]\])?(?::?[-=]([^{}]*(?:\{[^{}]*\}[^{}]*)*))?\}?")
+
+
+def read(text: str, result: Imported, where: str = "", nodes: int = 0, strategy: str | None = None) -> None:
+    """Note in `result` what the shell's `text` starts.
+
+    Args:
+        where: its place in a file of another kind.
+        nodes, strategy: as in `settle`.
+
+    Raises:
+        JobError: if that is no training, or more than one.
+    """
+    starts = list(_starts(text, result, where, text))
+    starts = [each for each in starts if {"strategy", "srun"} & each[2].keys()] or starts
+    if len(starts) != 1:
+        places = " and ".join(place for place, *_ in starts)
+        held = f"{len(starts)} jobs, in {places}" if starts else "no training"
+        raise JobError(f"{result.file}: it starts {held}; it must start one, by {KNOWN}")
+    ((place, words, result.says),) = starts
+    take_command(words, result, place)
+    settle(result, place, nodes, strategy)
+
+
+def _starts(
+    text: str, result: Imported, where: str, whole: str
+) -> Iterator[tuple[str, list[str], dict[str, str]]]:
+    """The commands of `text` that start Python's scripts: place, words, what has been said of the workers before."""
+    variables = {name: word for word, names in TABLES["variables"].items() for name in names}
+    variables |= result.job.get("environment", {})
+
+    def of_variable(found: re.Match[str]) -> str:
+        known = variables.get(found[1], UNKNOWN)
+        return VARIABLE.sub(of_variable, found[2]) if found[2] and known in ("", UNKNOWN) else known
+
+    for line, raw in _commands(text, result):
+        place = f"{where}: line {line}".removeprefix(": ")
+        words: list[str] = []
+        for word in raw:  # what is a variable alone may be several words
+            text = VARIABLE.sub(of_variable, word)
+            words += re.sub("[\"']", "", text).split() if VARIABLE.fullmatch(word) else [text]
+        trial = Imported(result.file, result.folder, says=dict(result.says))
+        is_exported = words[0] == "export"
+        if words[0] == "#SBATCH":
+            _take_options(place, words[1:], result, variables)
+        elif is_exported or all(map(ASSIGNMENT.fullmatch, words)):
+            for name, value in (found.groups() for found in map(ASSIGNMENT.fullmatch, words) if found):
+                if UNKNOWN not in value or "{" not in variables.get(name, ""):
+                    variables[name] = value
+                if is_exported and (PLACE.fullmatch(name) or not re.search(rf"\${{?{name}\b", whole)):
+                    result.take_variable(f"{place}: {name}", name, value)
+                elif is_exported:
+                    result.note(f"{place}: {name}", "not in environment, since the file itself uses it")
+        elif words[0] in SETS_UP and result.target == "slurm":
+            result.place.setdefault("setup", []).append(shlex.join(raw).replace("'", ""))
+        elif code := take_command(list(words), trial, place):
+            outer, result.says = result.says, trial.says
+            yield from _starts(code, result, place, whole)
+            result.says = outer
+        elif "script" in trial.job or trial.job.get("module", "pip").partition(".")[0] not in TOOLS:
+            yield place, words, trial.says
+        else:
+            result.note(f"{place}: {words[0]}")
+
+
+def _commands(text: str, result: Imported) -> Iterator[tuple[int, list[str]]]:
+    """The commands of `text` in words, as they are written, with the number of the line."""
+    for pattern, instead in ((NO_COMMAND, ""), (COMPUTED, UNKNOWN), (LIST, r"\1'\2'")):
+        text = pattern.sub(partial(_replaced, instead), text)
+    text = CONTINUED.sub(lambda lines: lines[0].replace("\\\n", " ") + "\n" * lines[0].count("\\\n"), text)
+    lexer = shlex.shlex(text, posix=True, punctuation_chars=SEPARATORS)
+    lexer.whitespace, lexer.whitespace_split, lexer.commenters, line = " \t\r", True, "", 1
+    try:
+        for is_separator, words in groupby(lexer, lambda word: word != "" and not set(word) - {*SEPARATORS}):
+            command = list(words)
+            line, start = line + sum(word.count("\n") for word in command), line
+            while command and command[0] in ("then", "else", "do", "{", "!"):
+                del command[0]
+            if command and not is_separator:
+                yield start, command
+    except ValueError:
+        raise JobError(f"{result.file}: a quotation is not closed, from line {line} on") from None
+
+
+def _replaced(instead: str, found: re.Match[str]) -> str:
+    """`instead` of what was found, in as many lines."""
+    text = found.expand(instead)
+    return text + "\n" * (found[0].count("\n") - text.count("\n"))
+
+
+def _take_options(place: str, words: list[str], result: Imported, variables: dict[str, str]) -> None:
+    """Take options of sbatch; those that are no field of a job go to place.yaml."""
+    result.target = "slurm"
+    for name, value in options_of(words, COMMANDS["sbatch"]):
+        option = f"-{name} {value}" if len(name) == 1 else f"--{name}={value}" if value else f"--{name}"
+        field = COMMANDS["sbatch"]["fields"].get(name, "")
+        if name in TABLES["ours"]:
+            result.note(f"{place}: {option}")
+        elif not field or value == "0" or re.search(r"(^|:)(?!gpu)[a-z]\w*:\d", value):  # a model of GPU
+            result.place.setdefault("options", []).append(option.strip())
+        variables |= dict.fromkeys(TABLES["slurm"].get(field, ()), value)
+        result.says |= {field: _as_ours(field, value)} if field else {}
+
+
+def _as_ours(field: str, text: str) -> str:
+    """What an option of Slurm's says, in our own spelling of times, in seconds, and of sizes."""
+    if field == "memory":
+        found = re.fullmatch("([1-9].*?)([KMGT]?)B?", text.upper())
+        return f"{found[1]}{found[2] or 'M'}i" if found else ""
+    if field != "time":
+        return text
+    days, dash, rest = text.rpartition("-")
+    parts = [int(part) for part in rest.split(":") if part.isdecimal()]
+    hours, minutes, seconds = ([*parts, 0, 0, 0] if dash or len(parts) == 3 else [0, *parts, 0, 0])[:3]
+    return str(int(days or 0) * 86400 + hours * 3600 + minutes * 60 + seconds)
+
+
+def options_of(words: list[str], program: Mapping[str, Any]) -> list[tuple[str, str]]:
+    """Take from `words` the options with which they begin: names, with "-" for "_", and values."""
+    options: list[tuple[str, str]] = []
+    flags, pairs, name = program.get("flags", ()), program.get("pairs", ()), ""
+    while words and re.match("-+[^-]", words[0]) and name not in program.get("last", ()):
+        word = re.sub(r"^(-[A-Za-z])(?=\d)", r"\1=", words.pop(0))
+        name, equals, value = word.lstrip("-").partition("=")
+        name = name.replace("_", "-")
+        count = 0 if equals or name in flags else 2 if name in pairs else 1
+        options.append((name, value or "=".join(words[:count])))
+        del words[:count]
+    del words[: int(words[:1] == ["--"])]
+    return options
+
+
+def take_command(words: list[str], result: Imported, where: str) -> str:
+    """Note in `result` what `words` start: a script or module, its arguments, and what options say of its workers.
+
+    Returns:
+        the text that a shell in them runs, or "".
+    """
+    while words:
+        name = re.sub(r"^python[\d.]*$", "python", PurePosixPath(words[0]).name)
+        if assigned := ASSIGNMENT.fullmatch(words[0]):
+            result.take_variable(f"{where}: {assigned[1]}", assigned[1], assigned[2])
+            words = words[1:]
+        elif name in ("sh", "bash") and re.fullmatch("-[a-z]*c", "".join(words[1:2])):
+            return "".join(words[2:3])
+        elif name in COMMANDS:
+            words = _inside(name, words[1:], result, where)
+        else:
+            break
+    return ""
+
+
+def _inside(name: str, words: list[str], result: Imported, where: str) -> list[str]:
+    """Note what a program's options say, and its script; the command that it starts, if that is none."""
+    program, says = COMMANDS[name], result.says
+    says |= program.get("says", {})
+    if program.get("says") == {"strategy": "torch_ddp"} and "pods" not in says:  # of Slurm, one on each node
+        says |= {"tasks": "", "per_node": ""}
+    del words[: int(words[:1] == [program.get("verb")])]
+    for option, value in options_of(words, program):
+        field = program.get("fields", {}).get(option)
+        if field == "variable" and (assigned := ASSIGNMENT.fullmatch(value)):
+            result.take_variable(f"{where}: {assigned[1]}", assigned[1], assigned[2])
+        elif field:
+            says[field] = value
+        elif PLACING.search(option):
+            result.note(f"{where}: {name} {option}", "dropped, since the launcher sees to it")
+        elif option not in program.get("flags", ()):
+            result.note(f"{where}: {name} {option}")
+    del words[: program.get("skips", 0)]
+    if says.get("module") == "":  # after a flag the name stands where a script would
+        says["module"] = "".join(words[:1])
+        del words[:1]
+    module = says.pop("module", None)
+    if name == "python" and (module in COMMANDS or module == "mpi4py"):
+        return [module.replace("mpi4py", "mpi4py.run"), *words]
+    if not program.get("script") or "no-python" in says or "code" in says:
+        return [] if "code" in says else words
+    if words[:1] == ["workshop_utils/start.py"]:  # of ours, which fills in words on the way to the script
+        return ["python", *words[1:]]
+    if module:
+        result.job["module"] = module
+    elif words:
+        result.take_script(words.pop(0))
+    result.take_arguments(where, words)
+    return []
+
+
+def settle(result: Imported, where: str, nodes: int = 0, strategy: str | None = None) -> None:
+    """Turn what has been said of the workers into strategy, workers and resources.
+
+    Args:
+        nodes: how many machines there are, if something else than the command says so.
+        strategy: where no program of the command has one.
+    """
+    says, job = result.says, result.job
+    strategy = says.get("strategy", strategy)
+    says["nodes"] = re.sub(r"^\d+[:-](?=\d)", "", says.get("nodes", ""))  # of a range, the most
+    count = {name: int(text) for name, text in says.items() if re.fullmatch(r"[1-9]\d*", text)}
+    tasks = count.get("tasks", 1)
+    nodes = nodes or count.get("nodes") or max(1, tasks // count.get("per_node", tasks))
+    on_node = count.get("per_node") or max(1, tasks // nodes)
+    # Torchrun and its like are Slurm's tasks, one on each node, and start the workers.
+    has_agents = strategy == "torch_ddp" and "srun" in says
+    last = re.search(r"(?:^|:)(\d+)$", says.get("gpus_node", ""))
+    gpus = count.get("gpus_task", 0) * (1 if has_agents else on_node) or count.get("gpus", 0) // nodes
+    gpus = int(last[1]) if last else gpus
+    if unread := [says[name] for name in ("per_node", "tasks") if says.get(name) and name not in count]:
+        on_node = gpus or 1  # what torchrun's "gpu" means
+        shown = unread[0].replace(UNKNOWN, "computed")
+        result.note(where, f"how many workers a node has is {shown}: {on_node} are taken")
+    if strategy is None and "srun" not in says:
+        nodes = on_node = 1  # Python alone runs once, however much is reserved for it
+    uses = packages(imported(result.folder / job.get("script", "")))
+    if strategy is None and nodes * on_node > 1:
+        strategy = next((name for module, name in STRATEGY_OF.items() if module in uses), "torch_ddp")
+        result.note(where, f"nothing says how the workers co-operate; strategy {strategy} is a guess")
+    about = f"{uses} {result.place.get('image')} {job.get('arguments')}"
+    if strategy == "mpi" and "horovod" in about and "mpi4py" not in says:
+        strategy = "horovod"
+    job["strategy"] = "horovod_elastic" if "elastic" in says else strategy or "single"
+    is_one = on_node == 1 or (nodes == 1 and result.target is None)
+    job |= {"workers": nodes * on_node} if is_one else {"nodes": nodes, "processes_per_node": on_node}
+    cpus = float(says.get("cpus_node", 0)) / on_node or count.get("cpus", 0) / (on_node if has_agents else 1)
+    memory = says.get("memory", "")
+    with contextlib.suppress(ValueError):  # the check of job.yaml says what is wrong
+        memory = size(bytes_of(memory) // on_node) if on_node > 1 else memory
+    amounts = {"cpu": int(cpus) if cpus == int(cpus) else cpus, "memory": memory, "gpu": -(-gpus // on_node)}
+    usual = dict(Resources())
+    job["resources"] = {name: each for name, each in amounts.items() if each and each != usual[name]}
+
+
+def size(nbytes: int) -> str:
+    """`nbytes` in the largest unit that says it in a whole number."""
+    power, unit = next(each for each in ((30, "Gi"), (20, "Mi"), (0, "")) if nbytes % 2 ** each[0] == 0)
+    return f"{nbytes >> power}{unit}"
