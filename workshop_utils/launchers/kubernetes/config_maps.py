@@ -63,22 +63,24 @@ def check_data(job: TrainingJob) -> None:
         packed_data(job.replace(data=here["training"] if isinstance(job.data, str) else here))
 
 
-def config_maps(job: TrainingJob, archive: bytes, with_data: bool) -> list[dict[str, Any]]:
-    """The ConfigMaps of `job`, without namespace or labels: one of its `archive`, and one of its data.
+def archives(job: TrainingJob, archive: bytes, with_data: bool) -> dict[tuple[str, str], bytes]:
+    """What travels, by a ConfigMap's name and its key: the `archive` of the folder, and that of the data.
 
     Raises:
         JobError: if the data is too large.
         DataError: if there is no such data.
     """
-    made = [_config_map(job.name, JOB, archive)]
-    if with_data and job.data is not None:
-        made.append(_config_map(data_name(job), DATA, packed_data(job)))
-    return made
+    travels = with_data and job.data is not None
+    return {(job.name, JOB): archive, **({(data_name(job), DATA): packed_data(job)} if travels else {})}
 
 
-def _config_map(name: str, key: str, archive: bytes) -> dict[str, Any]:
-    values = {key: base64.b64encode(archive).decode()}
-    return {"apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": name}, "binaryData": values}
+def config_maps(job: TrainingJob, archive: bytes, with_data: bool) -> list[dict[str, Any]]:
+    """The ConfigMaps of `job`, without namespace or labels, that hold its `archives`. Raises as that does."""
+    kind = {"apiVersion": "v1", "kind": "ConfigMap"}
+    return [
+        {**kind, "metadata": {"name": name}, "binaryData": {key: base64.b64encode(content).decode()}}
+        for (name, key), content in archives(job, archive, with_data).items()
+    ]
 
 
 def as_json(job: TrainingJob) -> str:

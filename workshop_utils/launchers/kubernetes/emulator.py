@@ -136,9 +136,10 @@ class EmulatedPodsRun(ProcessRun):
         reservation = PortReservation(len(wanted))
         ports = iter(reservation.ports)
         super().__init__(job.name, workers_in(wanted), reservation)
-        value = functools.cache(functools.partial(_value, job, manifest.archive))
+        with_data = config_maps.data_name(job) in repr(manifest.objects)
+        carried = config_maps.archives(job, manifest.archive or config_maps.packed(job), with_data)
         for pod in pods_of(manifest, lambda *_: ("127.0.0.1", next(ports))):
-            archives = _unpacked(pod, value)
+            archives = _unpacked(pod, carried)
             folders, files = _volumes(pod, job, self._scratch, archives)
             self._in_pod |= {here: there for there, here in folders.items()}
             process = _process(pod, folders, _own(pod, self._scratch))
@@ -314,45 +315,26 @@ def _volume(pod: Pod, name: str) -> dict[str, Any]:
     return next(volume for volume in pod.spec.get("volumes", []) if volume["name"] == name)
 
 
-def _unpacked(pod: Pod, value: Callable[[str, str], bytes | None]) -> dict[str, bytes]:
-    """The archives that the pod's init containers unpack, by the volume into which they do.
-
-    `value` is that of a ConfigMap by its name and key.
-    """
+def _unpacked(pod: Pod, carried: Mapping[tuple[str, str], bytes]) -> dict[str, bytes]:
+    """Those of the archives, by ConfigMap and key, that init containers unpack, by the volume into which they do."""
     archives = {}
     for init in pod.spec.get("initContainers", []):
-        about = f"pod {pod.name}: init container {init['name']!r}"
         mounted = {mount["mountPath"]: mount["name"] for mount in init.get("volumeMounts", [])}
         *shell, script = [*init.get("command", []), *init.get("args", [])] or [""]
         for command in script.split(" && "):
-            unpacks = UNPACKS.fullmatch(command)
-            if shell != ["sh", "-c"] or unpacks is None:
-                raise JobError(
-                    f"{about} runs {command!r}; the emulator only unpacks: tar -xzf ARCHIVE -C FOLDER"
-                )
-            path, key, folder = unpacks.groups()
-            if path not in mounted or folder not in mounted:
-                raise JobError(
-                    f"{about} runs {command!r}; the folders that it mounts are {', '.join(mounted)}"
-                )
-            sources = _volume(pod, mounted[path]).get("projected", {}).get("sources", [])
+            about = f"pod {pod.name}: init container {init['name']!r} runs {command!r}"
+            unpacks = UNPACKS.fullmatch(command) if shell == ["sh", "-c"] else None
+            at, key, folder = unpacks.groups() if unpacks else ("", "", "")
+            if not {at, folder} <= mounted.keys():
+                right = "it must be tar -xzf ARCHIVE -C FOLDER, from and to where it mounts a volume"
+                raise JobError(f"{about}; {right}: {', '.join(mounted)}")
+            sources = _volume(pod, mounted[at]).get("projected", {}).get("sources", [])
             names = [source.get("configMap", {}).get("name") for source in sources]
-            found = [content for name in names if (content := value(name, key)) is not None]
+            found = [carried[name, key] for name in names if (name, key) in carried]
             if not found:
-                raise JobError(
-                    f"{about} unpacks {key}; ConfigMap {' and '.join(names)} of this job has no such key"
-                )
+                raise JobError(f"{about}; of the job's ConfigMaps, none of {', '.join(names)} has that key")
             archives[mounted[folder]] = found[0]
     return archives
-
-
-def _value(job: TrainingJob, archive: bytes, name: str, key: str) -> bytes | None:
-    """What the job's ConfigMap `name` holds as `key`; None where it has no such ConfigMap, or no such key."""
-    if (name, key) == (job.name, config_maps.JOB):
-        return archive or config_maps.packed(job)
-    if (name, key) == (config_maps.data_name(job), config_maps.DATA) and job.data is not None:
-        return config_maps.packed_data(job)
-    return None
 
 
 def _process(pod: Pod, folders: Mapping[str, str], scratch: Path) -> Process:
