@@ -4,7 +4,9 @@ All tests that import the SageMaker SDK are here, since the import takes seconds
 own jobs, and wrong settings, are among the guards.
 """
 
+import gzip
 import io
+import json
 import socket
 import sys
 import tarfile
@@ -17,6 +19,7 @@ from typer.testing import CliRunner
 
 from workshop_utils import cli
 from workshop_utils.jobs import JobError
+from workshop_utils.launchers import instances
 from workshop_utils.launchers.sagemaker import EmulatedSageMaker, SageMaker, account, submission, toolkit
 from workshop_utils.launchers.sagemaker.account import TAG, Aws
 from workshop_utils.launchers.sagemaker.price import NotConfirmed
@@ -67,6 +70,24 @@ def test_an_argument_that_torchrun_takes_for_one_of_its_own_is_refused(make_job,
         place().render(job)
     assert place().render(make_job(TORCH, strategy="torch_ddp", arguments={"epochs": 3}))
     assert place().render(make_job(TORCH, strategy="single", arguments={name: 3}))
+
+
+def test_instances_have_at_least_what_is_said_of_their_processors_and_memory(make_job):
+    """The rule by family and size, compared with what EC2 answers of its types, as moto keeps it."""
+    import moto
+
+    with gzip.open(Path(moto.__file__).parent / "ec2/resources/instance_types.json.gz") as file:
+        types = json.load(file)
+    known = 0
+    for name in submission._instance_types():
+        there = types.get(name.removeprefix("ml."))
+        cpus, gib = instances.size_of(name)
+        known += bool(there and gib)
+        if there:
+            assert cpus <= there["VCpuInfo"]["DefaultVCpus"], name
+            assert gib <= there["MemoryInfo"]["SizeInMiB"] / 1024, name
+    assert known > 100
+    assert instances.size_of("ml.c5.xlarge") == (4, 8)
 
 
 def test_the_job_s_own_modules_stay_on_the_path(make_job):

@@ -19,7 +19,7 @@ from botocore.model import ServiceModel
 
 from workshop_utils.jobs import JobError, StrategyName, TrainingJob, imports
 from workshop_utils.jobs.quantities import seconds_of
-from workshop_utils.launchers.instances import gpus_of
+from workshop_utils.launchers.instances import gpus_of, size_of
 from workshop_utils.launchers.sagemaker import toolkit
 from workshop_utils.launchers.sagemaker.settings import SageMakerSettings
 from workshop_utils.strategies import strategy_of
@@ -143,6 +143,7 @@ def submission_of(job: TrainingJob, settings: SageMakerSettings) -> Submission:
     """
     _check_instance_type(settings.instance_type)
     _check_gpus(job, settings.instance_type)
+    _check_size(job, settings.instance_type)
     _check_strategy(job)
     count = job.nodes or job.workers
     if job.strategy == "parameter_server":
@@ -206,6 +207,20 @@ def _check_gpus(job: TrainingJob, instance_type: str) -> None:
             f"{instance_type} has {count}{idle}: set processes_per_node to {count}, or to 1 and resources.gpu to "
             f"{count} if one process uses several, or take another instance_type"
         )
+
+
+def _check_size(job: TrainingJob, instance_type: str) -> None:
+    """Raise JobError if the instances are not known to have the processors and the memory that the job asks for."""
+    count, resources = job.processes_per_node or 1, job.resources
+    needed = {"cpu": count * resources.cpu, "memory": count * resources.memory_nbytes / 2**30}
+    for (name, need), there in zip(needed.items(), size_of(instance_type), strict=True):
+        if name in resources.model_fields_set and need > there:
+            unit = "GiB" if name == "memory" else "processor(s)"
+            has = f"has {there:g}" if there else "is not known to have that"
+            raise JobError(
+                f"resources.{name} is {getattr(resources, name)!r}; {count} process(es) a node need {need:g} {unit}, "
+                f"and instance_type {instance_type} {has}: take a larger one, or less"
+            )
 
 
 def _check_strategy(job: TrainingJob) -> None:
