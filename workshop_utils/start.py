@@ -1,8 +1,10 @@
 """Starts a script as Python would, with what only this process knows filled in: `python start.py SCRIPT --rank={rank}`.
 
-It travels with jobs whose arguments hold such words. It needs the standard library and `place` alone.
+It travels with jobs whose arguments hold such words, or whose words a target cannot hand over as they are: without
+arguments it reads them from `start.json` beside it. It needs the standard library and `place` alone.
 """
 
+import json
 import os
 import sys
 from pathlib import Path
@@ -31,7 +33,7 @@ def main() -> None:
     known = {f"{{{word}}}": getattr(here, name) for word, name in WORDS.items()}
     known |= {f"{{{word}}}": os.environ.get(name) for word, name in VARIABLES.items()}
     filled = []
-    for argument in sys.argv[1:]:
+    for argument in sys.argv[1:] or json.loads(Path(__file__).with_name("start.json").read_text()):
         for word, value in known.items():
             if word in argument and value is None:
                 sys.exit(

@@ -63,13 +63,74 @@ def test_there_are_as_many_ranks_as_hosts_times_processes_on_each(make_job, stra
     assert mpirun[mpirun.index("-n") + 1] == "6"
 
 
-@pytest.mark.parametrize("name", ["n", "r", "m", "no"])
-def test_an_argument_that_torchrun_takes_for_one_of_its_own_is_refused(make_job, name):
-    job = make_job(TORCH, strategy="torch_ddp", arguments={name: 3})
-    with pytest.raises(JobError, match=rf"arguments\.{name} cannot be passed as --{name}: torchrun"):
-        place().render(job)
-    assert place().render(make_job(TORCH, strategy="torch_ddp", arguments={"epochs": 3}))
-    assert place().render(make_job(TORCH, strategy="single", arguments={name: 3}))
+def members(request):
+    """The files of the source that `request` sends, by name."""
+    with tarfile.open(fileobj=io.BytesIO(request.source)) as file:
+        return {name: file.extractfile(name).read() for name in file.getnames()}
+
+
+@pytest.mark.parametrize(
+    ("strategy", "arguments", "values"),
+    [
+        (
+            "torch_ddp",
+            {"epochs": 3, "rate": 1e-05, "amp": True, "mode": "a-b"},
+            ["true", "3", '"a-b"', "1e-05"],
+        ),
+        ("torch_ddp", {"epochs": float("inf")}, None),
+        ("torch_ddp", {"no": 3}, None),  # torchrun would take it for one of its own options
+        ("single", {"no": 3}, ["3"]),
+        ("single", {"n": 3}, None),  # the driver would make it --n
+        ("mpi", {"n": 3, "text": "7"}, ["3", '"7"']),
+        ("mpi", {"sagemaker_program": "x"}, None),  # which the toolkit takes for itself
+        *(("mpi", {"text": text}, None) for text in ("$HOME", "a b", "it's", "[1]", "1e5", "", "*")),
+        *(("single", {"text": each}, None) for each in (None, [1, 2], "{rank}")),
+        ("single", ["--text", 1], None),
+    ],
+)
+def test_hyperparameters_carry_arguments_that_they_do_not_change_and_a_file_the_others(
+    make_job, strategy, arguments, values
+):
+    job = make_job(TORCH, strategy=strategy, arguments=arguments)
+    request = place().render(job)
+    told, files = request.body.get("HyperParameters", {}), members(request)
+    own = [told[name].replace('"True"', "true") for name in sorted(told) if name in job.named_arguments]
+    if values is not None:
+        assert own == values
+        assert "workshop_utils/start.json" not in files
+        return
+    command = [*(["-m", "mpi4py"] if strategy == "mpi" else []), "train.py", *job.command_line_arguments]
+    assert json.loads(files["workshop_utils/start.json"]) == command
+    assert "workshop_utils/start.py" in files
+    assert "start.json" in str(request)
+    started = told.get("sagemaker_program") or next(
+        text.decode() for name, text in request.uploads.items() if name.endswith("sourcecode.json")
+    )
+    assert "workshop_utils/start.py" in started
+
+
+def test_what_the_toolkit_would_install_of_itself_stays_where_it_is_not_wanted(make_job):
+    job = make_job(TORCH, strategy="mpi", requirements=False)
+    for name in ("setup.py", "requirements.txt"):
+        (job.folder / name).touch()
+    assert not {"setup.py", "requirements.txt"} & members(place().render(job)).keys()
+    assert "requirements.txt" in members(place().render(job.replace(requirements=True)))
+
+
+def test_a_mapping_of_data_becomes_channels_each_with_a_place_of_its_own(make_job, tmp_path):
+    own = {"train": str(tmp_path), "dev": str(tmp_path / "dev"), "test": "s3://elsewhere/x", "more": "digits"}
+    body = body_of(make_job(TORCH, data=own), input_mode="FastFile")
+    uris = {
+        each["ChannelName"]: each["DataSource"]["S3DataSource"]["S3Uri"] for each in body["InputDataConfig"]
+    }
+    assert len({*uris.values()}) == len(uris) == len({"code", "sm_drivers", *own})
+    assert (uris["test"], uris["more"].partition("/data/")[2]) == ("s3://elsewhere/x", "digits/")
+    modes = {each["ChannelName"]: each["InputMode"] for each in body["InputDataConfig"]}
+    assert modes == {**dict.fromkeys(own, "FastFile"), "code": "File", "sm_drivers": "File"}
+    assert body["Environment"]["WORKSHOP_DATA"] == "/opt/ml/input/data"
+    for name in ("code", "a-b"):
+        with pytest.raises(JobError, match=f"data.{name} cannot be a channel's name"):
+            body_of(make_job(TORCH, data={name: "digits"}))
 
 
 def test_instances_have_at_least_what_is_said_of_their_processors_and_memory(make_job):
@@ -181,6 +242,23 @@ def aws(monkeypatch):
     for name in ("AWS_ENDPOINT_URL", "AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "AWS_PROFILE"):
         monkeypatch.delenv(name, raising=False)
     return account.connect("eu-west-1")
+
+
+def test_below_a_channel_s_address_lies_what_is_in_its_folder_and_nothing_else(make_job, aws, tmp_path):
+    folder = tmp_path / "data"
+    (folder / "more").mkdir(parents=True)
+    for name in ("more/x.bin", "old.txt"):
+        (folder / name).write_text(name)
+    launcher = place(aws=aws, bucket="bucket-for-data")
+    job = make_job(TORCH, data={"train": str(folder), "test": str(folder / "old.txt")})
+    for name in ("more/x.bin", "more/y.bin"):
+        uri = launcher.render(job).submission.channels["train"]
+        launcher.launch(job).wait(60)
+        bucket, prefix = account.split_uri(uri)
+        listed = aws.pages("s3", "list_objects_v2", "Contents", Bucket=bucket, Prefix=prefix)
+        assert sorted(each["Key"].removeprefix(prefix) for each in listed) == [name, "old.txt"]
+        if name == "more/x.bin":
+            (folder / name).rename(folder / "more/y.bin")
 
 
 @pytest.mark.parametrize("strategy", ["torch_ddp", "mpi"])

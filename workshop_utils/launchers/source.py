@@ -6,7 +6,7 @@ import gzip
 import io
 import os
 import tarfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 
 from workshop_utils.jobs import JobError, TrainingJob
@@ -66,18 +66,21 @@ def unpack(archive: bytes, folder: Path) -> list[Path]:
         return [path for path, *_ in contents]
 
 
-def packed(job: TrainingJob) -> bytes:
+def packed(job: TrainingJob, texts: Mapping[str, str] | None = None, left_out: Iterable[str] = ()) -> bytes:
     """A `.tar.gz` of the job's folder, with the modules that its script may import beside the script.
 
     It holds what a link points to in place of the link, which would lead nowhere on another machine. What the job
-    itself writes into its folder, as `outputs` and `checkpoints`, stays.
+    itself writes into its folder, as `outputs` and `checkpoints`, stays. `texts` are more files, by name, and what the
+    names in `left_out` are called stays as well.
 
     Raises:
         JobError: if a link leads out of the folder, the folder is too large, or it has a module of this package's name.
     """
     written = {Path(path).resolve() for path in (job.outputs, job.checkpoints) if path}
     files = {
-        name: path for name, path in _files(job.folder) if written.isdisjoint([path, *path.resolve().parents])
+        name: path
+        for name, path in files_below(job.folder)
+        if written.isdisjoint([path, *path.resolve().parents]) and name not in left_out
     }
     if any(Path(name).parts[0] in ("workshop_utils", "workshop_utils.py") for name in files):
         if (job.folder / "workshop_utils").resolve() != PACKAGE:
@@ -85,7 +88,7 @@ def packed(job: TrainingJob) -> bytes:
                 f"{job.folder / 'workshop_utils'} has the name of the package that travels with a job: rename it"
             )
         files = {name: path for name, path in files.items() if Path(name).parts[0] != "workshop_utils"}
-    return _archive(files, "folder", shipped(job))
+    return _archive(files, "folder", shipped(job) | dict(texts or {}))
 
 
 def packed_data(job: TrainingJob) -> bytes:
@@ -95,10 +98,10 @@ def packed_data(job: TrainingJob) -> bytes:
         DataError: if there is no such data.
         JobError: if it is too large.
     """
-    return _archive(dict(_files(data.prepare_all(job.data or {}), inside=False)), "data")
+    return _archive(dict(files_below(data.prepare_all(job.data or {}), inside=False)), "data")
 
 
-def _files(folder: Path, inside: bool = True) -> Iterator[tuple[str, Path]]:
+def files_below(folder: Path, inside: bool = True) -> Iterator[tuple[str, Path]]:
     """The files below `folder` by relative path, those behind links too. Raises JobError for links that lead out."""
     top = folder.resolve()
     for below, subfolders, names in os.walk(folder, followlinks=True):

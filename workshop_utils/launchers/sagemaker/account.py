@@ -16,7 +16,7 @@ import hashlib
 import logging
 import os
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -235,15 +235,18 @@ def split_uri(uri: str) -> tuple[str, str]:
     return bucket, key
 
 
-def upload_folder(folder: Path, uri: str, aws: Aws, owner: str) -> None:
-    """Store the files of `folder` below `uri`, except those that are there already with the same contents."""
+def upload(files: Iterable[tuple[str, Path]], uri: str, aws: Aws, owner: str) -> None:
+    """Store `files` under their names below `uri`, unless they are there already, and remove what else is there."""
     bucket, prefix = split_uri(uri)
     ours = {"Bucket": bucket, "ExpectedBucketOwner": owner}
     listed = aws.pages("s3", "list_objects_v2", "Contents", **ours, Prefix=prefix)
     stored = {entry["Key"]: entry["ETag"].strip('"') for entry in listed}
-    for path in sorted(path for path in folder.iterdir() if path.is_file()):
-        content = path.read_bytes()
-        # What S3 calls the ETag of a small object.
-        digest = hashlib.md5(content, usedforsecurity=False).hexdigest()
-        if stored.get(prefix + path.name) != digest:
-            aws.call("s3", "put_object", **ours, Key=prefix + path.name, Body=content)
+    for name, path in files:
+        with path.open("rb") as content:
+            # What S3 calls the ETag of a small object.
+            digest = hashlib.file_digest(content, lambda: hashlib.md5(usedforsecurity=False)).hexdigest()
+            content.seek(0)
+            if stored.pop(prefix + name, "") != digest:
+                aws.call("s3", "put_object", **ours, Key=prefix + name, Body=content)
+    for key in stored:
+        aws.call("s3", "delete_object", **ours, Key=key)

@@ -18,17 +18,18 @@ from pathlib import Path
 def container(layout: dict[str, str], command: list[str]) -> None:
     """Lay out a container below `root`, start the parameter server that belongs there, and become `command`.
 
-    `layout` names the folders: `data` becomes the channel `training`; `model` and `checkpoints` may outlive the run;
-    what `source` and `modules` hold is copied to `code`. `server` is the TF_CONFIG of a parameter server, if any.
+    `layout` names the folders: `channels` is JSON with that of each channel; `model` and `checkpoints` may outlive the
+    run; what `source` holds is copied to `code`. `server` is the TF_CONFIG of a parameter server, if any.
     """
     root, code = Path(layout["root"]), Path(layout["code"])
     for folder in ("output/data", "output/intermediate", "input/data"):
         (root / folder).mkdir(parents=True, exist_ok=True)
-    for name, link in (("data", "input/data/training"), ("model", "model"), ("checkpoints", "checkpoints")):
+    for name in ("model", "checkpoints"):
         Path(layout[name]).mkdir(parents=True, exist_ok=True)
-        (root / link).symlink_to(layout[name], target_is_directory=True)
-    for source in (layout["source"], layout["modules"]):
-        shutil.copytree(source, code, dirs_exist_ok=True)
+        (root / name).symlink_to(layout[name], target_is_directory=True)
+    for name, folder in json.loads(layout["channels"]).items():
+        (root / "input/data" / name).symlink_to(folder, target_is_directory=True)
+    shutil.copytree(layout["source"], code, dirs_exist_ok=True)
     os.chdir(code)
     if layout["server"]:
         subprocess.Popen([sys.executable, __file__, "server", layout["server"]])

@@ -26,14 +26,13 @@ from typing import TYPE_CHECKING, ClassVar
 
 import psutil
 
-from workshop_utils.jobs import TrainingJob, storage_kind
+from workshop_utils.jobs import TrainingJob
 from workshop_utils.launchers import output
 from workshop_utils.launchers.local import environment
 from workshop_utils.launchers.local.run import Process, ProcessRun
 from workshop_utils.launchers.sagemaker import toolkit
 from workshop_utils.launchers.sagemaker.settings import SageMakerSettings
 from workshop_utils.launchers.sagemaker.submission import submission_of
-from workshop_utils.launchers.source import shipped
 from workshop_utils.network.ports import PortReservation
 from workshop_utils.runs import LogLine, Run, RunState
 from workshop_utils.training import data
@@ -66,7 +65,7 @@ class EmulatedSageMaker(SageMakerSettings):
         "not watched; and checkpoints are kept in a folder of this run",
         "end": "where a host fails, SIGTERM ends the others, and reaches scripts; on SageMaker it comes later,"
         " and the toolkit keeps it",
-        "python": "Python and its packages are this environment's; a requirements.txt is not installed",
+        "python": "Python and its packages are this environment's, and a requirements.txt is compared with them",
         "left out": "variables about groups of instances, and about libraries that only AWS's images have",
     }
 
@@ -78,17 +77,20 @@ class EmulatedSageMaker(SageMakerSettings):
         return super().region_name if "role" in self.model_fields_set else self.region or "us-east-1"
 
     def render(self, job: TrainingJob) -> Request:
-        """The request that SageMaker would get. Raises JobError as `SageMaker.render` does.
+        """The request that SageMaker would get. Raises JobError as `SageMaker.render` does, or for what is not here.
 
         Folders of this machine, to which `launch` writes the model and the checkpoints, are no part of it.
         """
-        storage = {"outputs": job.outputs, "checkpoints": job.checkpoints}
-        folders = [name for name, value in storage.items() if value and storage_kind(value) == "folder"]
-        submission = submission_of(job.replace(**dict.fromkeys(folders)), self)
+        environment.refuse_gpus(job, "emulated instances")
+        environment.check_request(job)
+        for name in ("outputs", "checkpoints"):
+            job.storage(name, "folder")
+        for source in job.channels.values():
+            data.scheme_of(source)
+        submission = submission_of(job.replace(outputs=None, checkpoints=None), self)
         from workshop_utils.launchers.sagemaker.request import render  # the SDK takes seconds to import
 
-        request = render(submission)
-        return replace(request, submission=replace(submission, job=job))
+        return render(submission, job)
 
     def launch(self, job: TrainingJob) -> Run:
         """Start the job: an `EmulatedRun`, or with `spot` a `SpotRun`.
@@ -96,9 +98,6 @@ class EmulatedSageMaker(SageMakerSettings):
         Raises:
             JobError: if SageMaker's instances cannot run it so, or emulated ones have not what it needs.
         """
-        environment.refuse_gpus(job, "emulated instances")
-        for name in ("outputs", "checkpoints"):
-            job.storage(name, "folder")
         request = self.render(job)
         environment.await_packages(job)
         return SpotRun(request) if self.spot else start(request)
@@ -205,8 +204,9 @@ def start(request: Request, checkpoints: Path | None = None) -> EmulatedRun:
         JobError: if there is no mpirun for an MPI job, or the model and checkpoints are to stay elsewhere than here.
     """
     submission, job = request.submission, request.submission.job
-    scratch, data_folder = environment.scratch_folder(), data.prepare_all(job.data) if job.data else None
-    words = {"python": sys.executable, "script": job.script, "scratch": str(scratch)}
+    scratch = environment.scratch_folder()
+    channels = {name: str(data.prepare(source)) for name, source in job.channels.items()}
+    words = {"python": sys.executable, "script": submission.entry, "scratch": str(scratch)}
     if toolkit.SWITCHES.get(job.strategy) == toolkit.MPI:
         words["mpirun"] = environment.mpirun_program("hyperparameter sagemaker_mpi_enabled is true")
     outputs, kept = (job.storage(name, "folder") for name in ("outputs", "checkpoints"))
@@ -216,7 +216,6 @@ def start(request: Request, checkpoints: Path | None = None) -> EmulatedRun:
     at = {name: f"127.0.0.1:{port}" for name, port in zip(listening, reservation.ports, strict=True)}
     cluster = {role: [at[address] for address in addresses] for role, addresses in roles.items()}
     files = {PROGRAM.name: PROGRAM.read_text(encoding="utf-8")}
-    files |= {f"source/{name}": text for name, text in shipped(job).items()}
     processes = []
     for node, host in enumerate(submission.hosts):
         own = scratch / host
@@ -234,9 +233,8 @@ def start(request: Request, checkpoints: Path | None = None) -> EmulatedRun:
         layout = {
             "root": root,
             "code": code,
-            "source": job.folder.absolute(),
-            "modules": scratch / "source",
-            "data": data_folder or own / "data",
+            "source": scratch / "source",
+            "channels": json.dumps(channels),
             "model": Path(outputs or own / "model").absolute(),
             "checkpoints": Path(checkpoints or kept or own / "checkpoints").absolute(),
             "server": toolkit.tf_config(cluster, "ps", node) if "ps" in cluster else "",
@@ -249,7 +247,7 @@ def start(request: Request, checkpoints: Path | None = None) -> EmulatedRun:
             "OMP_NUM_THREADS": "1",  # the hosts share this machine's cores
             "TF_NUM_INTRAOP_THREADS": "1",
             "WORKSHOP_CHECKPOINTS": f"{root}/checkpoints",  # in the place of /opt/ml/checkpoints
-            **submission.environment,
+            **{name: text.replace("/opt/ml", str(root)) for name, text in submission.environment.items()},
             "PATH": f"{Path(sys.executable).parent}{os.pathsep}{inherited['PATH']}",  # torchrun is there
             "PYTHONPATH": os.pathsep.join(filter(None, paths)),
             "TMPDIR": str(scratch),
@@ -262,7 +260,7 @@ def start(request: Request, checkpoints: Path | None = None) -> EmulatedRun:
     run = EmulatedRun(submission.name, submission.hosts, reservation, outputs)
     if submission.driver:
         run.error = "CalledProcessError"
-    run._start(processes, submission.limit_seconds, scratch, files)
+    run._start(processes, submission.limit_seconds, scratch, files, archives={"source": request.source})
     return run
 
 

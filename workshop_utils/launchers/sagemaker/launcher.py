@@ -16,7 +16,7 @@ from workshop_utils.launchers.sagemaker import account, price
 from workshop_utils.launchers.sagemaker.account import Aws, AwsError
 from workshop_utils.launchers.sagemaker.settings import SageMakerSettings
 from workshop_utils.launchers.sagemaker.submission import Submission, submission_of
-from workshop_utils.launchers.source import packed, unpack
+from workshop_utils.launchers.source import files_below, unpack
 from workshop_utils.runs import RunState
 from workshop_utils.training import data
 
@@ -61,7 +61,7 @@ class SageMaker(SageMakerSettings):
         submission = submission_of(job, self)
         from workshop_utils.launchers.sagemaker.request import render  # the SDK takes seconds to import
 
-        return render(submission)
+        return render(submission, job)
 
     def launch(self, job: TrainingJob) -> SageMakerRun:
         """Store source and data on S3, and start the job. Asks first, unless `confirm` is set or it costs nothing.
@@ -112,16 +112,15 @@ def _look_for(image: str, aws: Aws) -> None:
 def _upload(request: Request, aws: Aws) -> None:
     """Store what the job needs in the bucket, which is made if it is missing."""
     submission = request.submission
-    source_of_data = str(submission.job.data or "")
-    is_stored = source_of_data.startswith("s3://")
-    folder = data.prepare(source_of_data) if source_of_data and not is_stored else None
+    channels = submission.job.channels.items()
+    folders = {name: data.prepare(source) for name, source in channels if not source.startswith("s3://")}
     bucket, source = account.split_uri(submission.source_uri)
     owner = submission.settings.role.split(":")[4]
     account.ensure_bucket(bucket, aws, owner)
-    for key, content in {source: packed(submission.job), **request.uploads}.items():
+    for key, content in {source: request.source, **request.uploads}.items():
         aws.call("s3", "put_object", Bucket=bucket, ExpectedBucketOwner=owner, Key=key, Body=content)
-    if folder is not None:
-        account.upload_folder(folder, submission.data_uri, aws, owner)
+    for name, folder in folders.items():
+        account.upload(files_below(folder, inside=False), submission.channels[name], aws, owner)
 
 
 class SageMakerRun(RemoteRun):

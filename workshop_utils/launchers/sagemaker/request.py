@@ -16,7 +16,7 @@ import json
 import logging
 import os
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -31,9 +31,10 @@ from sagemaker.core.training.configs import Compute, Networking, SourceCode
 from sagemaker.train import ModelTrainer
 from sagemaker.train.distributed import Torchrun
 
-from workshop_utils.jobs import JobError
+from workshop_utils.jobs import JobError, TrainingJob
 from workshop_utils.launchers.sagemaker.account import TAG
-from workshop_utils.launchers.sagemaker.submission import BY_DRIVER, PREFIX, Submission, image_for
+from workshop_utils.launchers.sagemaker.submission import BY_DRIVER, PREFIX, WORDS, Submission, image_for
+from workshop_utils.launchers.source import packed
 
 NO_TELEMETRY = {"SchemaVersion": "1.0", "SageMaker": {"PythonSDK": {"Modules": {"TelemetryOptOut": True}}}}
 # A learner may not be allowed to look at roles; AWS says what is wrong with one when the job is created.
@@ -46,11 +47,13 @@ class Request:
     """A CreateTrainingJob request, exactly as it is sent.
 
     `uploads` are the files that ModelTrainer stores for the job, by their keys in the bucket: the SDK's drivers.
+    `source` is the `.tar.gz` for `submission.source_uri`.
     """
 
     submission: Submission
     body: dict[str, Any]
     uploads: Mapping[str, bytes]
+    source: bytes
 
     def __str__(self) -> str:
         parts = [json.dumps(self.body, indent=2)]
@@ -60,16 +63,17 @@ class Request:
             for key, content in self.uploads.items()
             if key.endswith("/distributed.json") and self.submission.driver == BY_DRIVER["torch_ddp"]
         ]
+        parts += [f"# {WORDS}\n{text}" for name, text in self.submission.texts.items() if name == WORDS]
         return "\n\n".join(parts)
 
     __repr__ = __str__
 
 
-def render(submission: Submission) -> Request:
-    """The request that ModelTrainer would send for `submission`.
+def render(submission: Submission, job: TrainingJob) -> Request:
+    """The request that ModelTrainer would send for `submission`, whose job is `job` but for folders of this machine.
 
     Raises:
-        JobError: for what the SDK or the service's model refuses, or would be done differently.
+        JobError: for what the SDK or the service's model refuses, or would be done differently; or as `packed` does.
     """
     settings = submission.settings
     session = _session(settings.region_name, settings.bucket_name)
@@ -80,8 +84,12 @@ def render(submission: Submission) -> Request:
         raise
     except (ValueError, BotoCoreError) as error:
         raise JobError(f"ModelTrainer refuses {submission.job.name}: {error}") from None
+    # The toolkit installs what it finds in these files.
+    installed = ("setup.py", *(() if job.requirements else ("requirements.txt",)))
+    source = packed(job, submission.texts, () if submission.driver else installed)
     # The SDK's own name is unique only to the second, and the toolkit is told the name beforehand.
-    return Request(submission, {**session.body, "TrainingJobName": submission.name}, session.uploads)
+    body = {**session.body, "TrainingJobName": submission.name}
+    return Request(replace(submission, job=job), body, session.uploads, source)
 
 
 class OfflineSession(Session):
@@ -162,9 +170,9 @@ def _train(submission: Submission, session: OfflineSession) -> None:
     )
     # Every host gets all of the data, since strategies differ in how they read shards.
     channels = []
-    if submission.job.data is not None:
-        channels.append(trainer.create_input_data_channel("training", submission.data_uri))
-        channels[0].input_mode = settings.input_mode
+    for name, uri in submission.channels.items():
+        channels.append(trainer.create_input_data_channel(name, uri))
+        channels[-1].input_mode = settings.input_mode
     trainer.train(channels or None, wait=False, logs=False)
 
 
@@ -174,7 +182,11 @@ def _driver(submission: Submission) -> dict[str, Any]:
     if not submission.driver:
         return {}
     # The toolkit installs these by itself.
-    requirements = "requirements.txt" if (job.folder / "requirements.txt").is_file() else None
-    source = SourceCode(source_dir=submission.source_uri, entry_script=job.script, requirements=requirements)
+    has_requirements = job.requirements and (job.folder / "requirements.txt").is_file()
+    source = SourceCode(
+        source_dir=submission.source_uri,
+        entry_script=submission.entry,
+        requirements="requirements.txt" if has_requirements else None,
+    )
     torchrun = Torchrun(process_count_per_node=job.processes_per_node or 1)
     return {"source_code": source, "distributed": torchrun if job.strategy == "torch_ddp" else None}

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
 import difflib
 import functools
+import hashlib
 import importlib.util
 import json
 import re
 import secrets
+import shlex
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -17,16 +20,21 @@ from typing import Any
 from botocore.loaders import Loader
 from botocore.model import ServiceModel
 
+from workshop_utils import start
 from workshop_utils.jobs import JobError, StrategyName, TrainingJob, imports
 from workshop_utils.jobs.quantities import seconds_of
 from workshop_utils.launchers.instances import gpus_of, size_of
 from workshop_utils.launchers.sagemaker import toolkit
 from workshop_utils.launchers.sagemaker.settings import SageMakerSettings
-from workshop_utils.strategies import strategy_of
+from workshop_utils.strategies import script_words, strategy_of
 
 PREFIX = "workshop"  # of everything in the bucket
 STORED_DATA = ("digits", "mnist")  # every job finds the same there
-CODE = "/opt/ml/input/data/code"  # where the SDK's drivers start the script
+DATA = "/opt/ml/input/data"  # a folder for each channel
+CODE = f"{DATA}/code"  # where the SDK's drivers start the script
+OWN_CHANNELS = ("code", "sm_drivers", "recipe")  # the SDK's
+# What starts a script whose command line hyperparameters cannot carry, and the file that holds it.
+START, WORDS = "workshop_utils/start.py", "workshop_utils/start.json"
 # The strategies that the SDK's drivers start, and the programs that do.
 BY_DRIVER: dict[StrategyName, str] = {"single": "basic_script_driver.py", "torch_ddp": "torchrun_driver.py"}
 
@@ -55,14 +63,16 @@ class Submission:
     @property
     def environment(self) -> dict[str, str]:
         """The variables that all hosts get."""
-        waiting = {"WORKSHOP_JOIN_SECONDS": str(JOIN_SECONDS)}
+        waiting = {"WORKSHOP_JOIN_SECONDS": str(JOIN_SECONDS), "WORKSHOP_MODEL": "/opt/ml/model"}
         if self.job.strategy == "horovod":
             waiting["HOROVOD_GLOO_TIMEOUT_SECONDS"] = str(JOIN_SECONDS)
+        if self.job.data is not None:
+            waiting["WORKSHOP_DATA"] = f"{DATA}/training" if isinstance(self.job.data, str) else DATA
         module = {}
         if self.job.strategy in TENSORFLOW_STRATEGIES:
             # AWS's images have set it already, to the same; in others, without it, the toolkit starts plain scripts.
             module = {toolkit.STARTER: toolkit.TENSORFLOW}
-        elif self.driver and "/" in self.job.script:
+        elif self.driver and "/" in self.entry and self.is_plain:
             own = self.job.environment.get("PYTHONPATH")
             module = {"PYTHONPATH": f"{CODE}:{own}" if own else CODE}  # the toolkit sets it by itself
         return {"PYTHONUNBUFFERED": "1", **waiting, **self.job.environment, **module}
@@ -73,12 +83,47 @@ class Submission:
         return BY_DRIVER.get(self.job.strategy)
 
     @property
+    def is_plain(self) -> bool:
+        """Whether hyperparameters can carry the script's command line; otherwise START reads it from WORDS."""
+        job, named = self.job, self.job.named_arguments
+        if job.module is not None or job.needs_start or len(named) < len(job.arguments):
+            return False
+        # The toolkit takes such names for itself, and a driver puts two dashes before a single letter.
+        if any(name.startswith("sagemaker_") or (self.driver and len(name) == 1) for name in named):
+            return False
+        if job.strategy == "torch_ddp" and any(map(_is_for_torchrun, named)):
+            return False
+        return all(map(_survives, (job.script, *named, *named.values())))
+
+    @property
+    def arguments(self) -> dict[str, Any]:
+        """Those of the script that are hyperparameters."""
+        return self.job.named_arguments if self.is_plain else {}
+
+    @property
+    def entry(self) -> str:
+        """The program that the driver or the toolkit starts."""
+        return self.job.script if self.is_plain else START
+
+    @property
+    def texts(self) -> dict[str, str]:
+        """What travels in the source beside the job's own files: START and WORDS, where START is the entry."""
+        if self.is_plain:
+            return {}
+        # The toolkit's mpirun puts `-m mpi4py` before START, which does not see what becomes of START's script.
+        by_mpi = toolkit.SWITCHES.get(self.job.strategy) == toolkit.MPI
+        bare = self.job.replace(arguments=[], strategy="mpi" if by_mpi else self.job.strategy)
+        words = [*script_words(bare, script=bare.script), *self.job.command_line_arguments]
+        return {START: Path(start.__file__).read_text(encoding="utf-8"), WORDS: json.dumps(words)}
+
+    @property
     def hyperparameters(self) -> dict[str, str]:
         """The script's arguments, and what the toolkit is told where it starts the script; each value is JSON."""
         if not self.driver:
-            values = {**self.job.named_arguments, **toolkit.instructions(self)}
-            return {name: json.dumps(value) for name, value in sorted(values.items())}
-        return {name: _for_driver(value) for name, value in sorted(self.job.named_arguments.items())}
+            values = {**self.arguments, **toolkit.instructions(self)}
+        else:  # it would write true
+            values = {n: str(each) if isinstance(each, bool) else each for n, each in self.arguments.items()}
+        return {name: json.dumps(value) for name, value in sorted(values.items())}
 
     @property
     def limit_seconds(self) -> int:
@@ -107,11 +152,16 @@ class Submission:
         return f"{self._bucket_uri}/source/{self.name}/sourcedir.tar.gz"
 
     @property
-    def data_uri(self) -> str:
-        """Where the data is: in its own place if that is on S3, and otherwise in the bucket."""
-        data = str(self.job.data or "")
-        label = data if data in STORED_DATA else f"folder-{self.job.name}"
-        return data if data.startswith("s3://") else f"{self._bucket_uri}/data/{label}/"
+    def channels(self) -> dict[str, str]:
+        """Where the data of each channel is: in its own place if that is on S3, and otherwise in the bucket."""
+        return {name: self._data_uri(source) for name, source in self.job.channels.items()}
+
+    def _data_uri(self, source: str) -> str:
+        if source.startswith("s3://"):
+            return source
+        path = str(Path(source).expanduser().absolute())
+        digest = hashlib.sha256(path.encode()).hexdigest()[:8]  # one folder's files are not another's
+        return f"{self._bucket_uri}/data/{source if source in STORED_DATA else f'{self.job.name}-{digest}'}/"
 
     @property
     def output_uri(self) -> str:
@@ -145,6 +195,7 @@ def submission_of(job: TrainingJob, settings: SageMakerSettings) -> Submission:
     _check_gpus(job, settings.instance_type)
     _check_size(job, settings.instance_type)
     _check_strategy(job)
+    _check_channels(job)
     count = job.nodes or job.workers
     if job.strategy == "parameter_server":
         count += 1  # the chief, which does not train, has a host of its own
@@ -152,23 +203,16 @@ def submission_of(job: TrainingJob, settings: SageMakerSettings) -> Submission:
     return Submission(job, settings, toolkit.host_names(count), name)
 
 
-def _for_driver(value: Any) -> str:
-    """A hyperparameter as JSON; twice for text that the SDK's drivers would change.
+def _survives(value: Any) -> bool:
+    """Whether a hyperparameter reaches the script's command line unchanged.
 
-    They decode it twice, so that "[1]" would be a list, and put it between apostrophes, for a shell. Text that is
-    encoded twice stands in SM_HP_* with quotes around it. True and False go as the toolkit writes them.
+    The SDK's drivers decode it twice, so that "[1]" would be a list, and the toolkit leaves its words to a shell.
     """
-    if isinstance(value, bool):
-        value = str(value)
-    text = json.dumps(value)
-    if not isinstance(value, str):
-        return text
-    try:
-        json.loads(value)
-    except ValueError:
-        if "'" not in value:
-            return text
-    return json.dumps(text.replace("'", r"\u0027"))
+    word, decoded = str(value), str(value) if isinstance(value, bool) else value
+    if isinstance(decoded, str):
+        with contextlib.suppress(ValueError):
+            decoded = json.loads(decoded)
+    return shlex.quote(word) == word == (decoded if isinstance(decoded, str) else json.dumps(decoded))
 
 
 @functools.cache
@@ -223,6 +267,14 @@ def _check_size(job: TrainingJob, instance_type: str) -> None:
             )
 
 
+def _check_channels(job: TrainingJob) -> None:
+    """Raise JobError for channels that the SDK has itself, or that its drivers cannot name in a variable."""
+    for name in job.channels:
+        if name in OWN_CHANNELS or "-" in name:
+            why = f"SageMaker's SDK makes a variable of it, and has {', '.join(OWN_CHANNELS)} for itself"
+            raise JobError(f"data.{name} cannot be a channel's name: {why}; take another, without '-'")
+
+
 def _check_strategy(job: TrainingJob) -> None:
     """Raise JobError for what neither the SDK's drivers nor the toolkit start."""
     given, per_host, hosts = f"strategy is {job.strategy!r}", job.processes_per_node or 1, job.workers + 1
@@ -230,14 +282,6 @@ def _check_strategy(job: TrainingJob) -> None:
     if job.strategy not in (*BY_DRIVER, *toolkit.SWITCHES):
         advice = "run it locally, or use another strategy, such as 'torch_ddp'"
         raise JobError(f"{given}; nothing in SageMaker's images starts its processes: {advice}")
-    if meant := [name for name in job.named_arguments if name.startswith("sagemaker_")]:
-        alone = "such names are the toolkit's, and the strategy decides what it is told"
-        raise JobError(f"arguments.{meant[0]} cannot be passed to the script: {alone}")
-    for name in job.named_arguments if job.strategy == "torch_ddp" else ():
-        options = _torchrun_options()
-        if f"--{name}" not in options and sum(each.startswith(f"--{name}") for each in options) > 1:
-            short = "torchrun, which starts the script, takes it for several of its own options"
-            raise JobError(f"arguments.{name} cannot be passed as --{name}: {short}; give it a longer name")
     switch = toolkit.SWITCHES.get(job.strategy)
     if per_host > 1 and switch in (toolkit.PARAMETER_SERVER, toolkit.MULTI_WORKER_MIRRORED):
         each = f"with strategy {job.strategy!r} the toolkit starts one on each host"
@@ -248,16 +292,15 @@ def _check_strategy(job: TrainingJob) -> None:
 
 
 @functools.cache
-def _torchrun_options() -> list[str]:
-    """The options that torchrun reads from its command line, taken from its source: to import it takes seconds."""
+def _is_for_torchrun(name: str) -> bool:
+    """Whether torchrun may take the script's `--NAME` for several of its own options, which stand in its source."""
     torch = importlib.util.find_spec("torch")
     if torch is None or torch.origin is None:
-        raise JobError(
-            "strategy 'torch_ddp' is checked against PyTorch, which is not installed: pip install torch"
-        )
+        return True
     source = Path(torch.origin).with_name("distributed").joinpath("run.py").read_text(encoding="utf-8")
     parser = source.partition("def get_args_parser")[2].partition("\ndef ")[0]
-    return re.findall(r'"(--[a-z][a-z_-]*)"', parser)
+    options = re.findall(r'"(--[a-z][a-z_-]*)"', parser)
+    return f"--{name}" not in options and sum(each.startswith(f"--{name}") for each in options) > 1
 
 
 # Images

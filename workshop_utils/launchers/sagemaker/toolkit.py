@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 
 import yaml
 
-from workshop_utils.jobs import StrategyName
+from workshop_utils.jobs import StrategyName, words_of
 from workshop_utils.launchers.template import filled
 from workshop_utils.network import LOOPBACK_INTERFACE
 from workshop_utils.strategies import PYTHON, SCRIPT, STRATEGIES, ProcessSpec
@@ -63,7 +63,7 @@ def instructions(submission: Submission) -> dict[str, Any]:
     job, switch = submission.job, SWITCHES[submission.job.strategy]
     per_host = {"sagemaker_mpi_num_of_processes_per_host": job.processes_per_node or 1}
     return {
-        "sagemaker_program": job.script,
+        "sagemaker_program": submission.entry,
         "sagemaker_submit_directory": submission.source_uri,
         "sagemaker_job_name": submission.name,
         "sagemaker_region": submission.settings.region_name,
@@ -71,14 +71,6 @@ def instructions(submission: Submission) -> dict[str, Any]:
         switch: True,
         **(per_host if switch == MPI else {}),
     }
-
-
-def arguments(own: Mapping[str, Any]) -> list[str]:
-    """The script's command line: `--key value` (`-k value` for a single letter), sorted by key."""
-    words: list[str] = []
-    for name in sorted(own):
-        words += [f"--{name}" if len(name) > 1 else f"-{name}", str(own[name])]
-    return words
 
 
 # What it starts
@@ -105,10 +97,11 @@ def cluster(submission: Submission) -> dict[str, list[str]]:
 def script(submission: Submission, node: int, cluster: Mapping[str, Sequence[str]]) -> ProcessSpec:
     """The script on host number `node`, as the toolkit starts it. With MPI, the first host starts all ranks."""
     job, switch = submission.job, SWITCHES[submission.job.strategy]
-    words = (SCRIPT, *arguments(job.named_arguments))
+    words = (SCRIPT, *words_of(submission.arguments))
     if switch == MPI:
         mpirun = STRATEGIES["mpi"].plan(job.replace(strategy="mpi"))[0]
-        ranks = replace(mpirun, argv=(*mpirun.argv[: mpirun.argv.index(SCRIPT)], *words))
+        own = mpirun.argv[: mpirun.argv.index(PYTHON)]
+        ranks = replace(mpirun, argv=(*own, PYTHON, "-m", "mpi4py", *words), arguments=())
         return ProcessSpec("host", node, argv=("true",)) if node else ranks
     role, index = "worker", node
     if switch == PARAMETER_SERVER:
@@ -128,9 +121,11 @@ def tf_config(cluster: Mapping[str, Sequence[str]], role: str, index: int) -> st
 def container(request: Request, host: str, root: str) -> tuple[Texts, Texts]:
     """What the container of `host` finds below `root`: the files of `input/config`, and the toolkit's variables."""
     submission = request.submission
-    job, hosts, settings = submission.job, list(submission.hosts), submission.settings
-    parameters = submission.hyperparameters
-    asked = {name: json.loads(text) for name, text in parameters.items() if name not in job.named_arguments}
+    hosts, settings = list(submission.hosts), submission.settings
+    parameters, own = submission.hyperparameters, submission.arguments
+    asked = {name: json.loads(text) for name, text in parameters.items() if name not in own}
+    names = [each["ChannelName"] for each in request.body.get("InputDataConfig", [])]
+    folders = {name: f"{root}/input/data/{name}" for name in names}
     channel = {"TrainingInputMode": settings.input_mode, "S3DistributionType": "FullyReplicated"}
     channel["RecordWrapperType"] = "None"
     values = {
@@ -139,14 +134,16 @@ def container(request: Request, host: str, root: str) -> tuple[Texts, Texts]:
         "is_master": host == hosts[0],
         "master": hosts[0],
         "instance_type": settings.instance_type,
-        "channels": {each["ChannelName"]: channel for each in request.body.get("InputDataConfig", [])},
+        "channels": dict.fromkeys(names, channel),
         "interface": LOOPBACK_INTERFACE,
         "name": submission.name,
-        "script": job.script,
-        "module": job.script.removesuffix(".py"),
+        "names": names,
+        "folders": folders,
+        "script": submission.entry,
+        "module": submission.entry.removesuffix(".py"),
         "source": submission.source_uri,
-        "arguments": job.named_arguments,
-        "user_args": arguments(job.named_arguments),
+        "arguments": own,
+        "user_args": words_of(own),
         "parameters": parameters,
         "switches": {n: asked[n] for n in asked if n.endswith(("_enabled", "_per_host"))},
         "cpus": os.cpu_count() or 1,
@@ -156,7 +153,8 @@ def container(request: Request, host: str, root: str) -> tuple[Texts, Texts]:
     template = Path(__file__).with_name("container.yaml").read_text(encoding="utf-8")
     contents = filled(yaml.safe_load(template.replace("/opt/ml", root)), values)
     files = {name: json.dumps(content) for name, content in contents["files"].items()}
-    named = contents["variables"] | {f"hp_{name}": value for name, value in job.named_arguments.items()}
+    named = contents["variables"] | {f"hp_{name}": value for name, value in own.items()}
+    named |= {f"channel_{name}": folder for name, folder in folders.items()}
     variables = {f"SM_{name.upper()}": _as_text(value) for name, value in named.items()}
     return files, {**variables, "CURRENT_HOST": host}
 
