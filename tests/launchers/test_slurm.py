@@ -229,7 +229,35 @@ def test_a_job_that_is_refused_leaves_nothing(make_job, target, cluster):
     assert not list(target.folder.iterdir())
 
 
+@needs_slurm
+def test_data_that_a_node_does_not_see_is_named(make_job, target, tmp_path):
+    for name in ("here", "gone"):
+        (tmp_path / name).mkdir()
+    job = make_job("", data={"train": str(tmp_path / "here"), "test": str(tmp_path / "gone")})
+    apart = target.model_copy(update={"setup": (f"rmdir {tmp_path / 'gone'}",)})
+    with apart.launch(job) as run:
+        assert f"sees no {tmp_path / 'gone'}; it" in failure_of(run, PATIENCE_SECONDS)
+
+
 # Rendering needs no cluster.
+
+
+def test_requirements_are_those_of_the_nodes_python(make_job, tmp_path):
+    job = make_job("")
+    (job.folder / "requirements.txt").write_text("num_py>=2\n")
+    python = tmp_path / "python"
+    python.write_text("#!/bin/sh\necho Num.Py 2.1\n")
+    for mode, says in (
+        (0o700, None),
+        (0o600, rf"{python} lacks: `uv pip install --python {python} -r"),
+    ):
+        python.chmod(mode)
+        if says is None:
+            assert Slurm(python=python).render(job)
+        else:
+            with pytest.raises(JobError, match=says):
+                Slurm(python=python).render(job)
+    assert Slurm(python=python).render(job.replace(requirements=False))
 
 
 def test_a_folder_of_runs_within_the_job_s_own_is_refused(make_job):

@@ -4,26 +4,33 @@ from __future__ import annotations
 
 import re
 import shlex
+import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from importlib import metadata
 from pathlib import Path
 
 from packaging.requirements import InvalidRequirement, Requirement
+from packaging.utils import canonicalize_name
 
 from workshop_utils.jobs import JobError
 
+# Prints name and version of every package.
+LIST = "from importlib import metadata\nfor one in metadata.distributions(): print(one.metadata['Name'], one.version)"
 
-def require(file: Path) -> None:
-    """Raise JobError, with the command that installs them, if this environment lacks packages that `file` asks for.
+
+def require(file: Path, python: str = sys.executable) -> None:
+    """Raise JobError, with the command that installs them, if `python` lacks packages that `file` asks for.
 
     Options such as `--index-url` say where packages are, not which, and are passed over.
     """
-    lacking = [text for text in _lines(file) if not _is_met(text)]
+    installed = None if python == sys.executable else _packages_of(python)
+    lacking = [text for text in _lines(file) if not _is_met(text, installed)]
     if lacking:
-        install = f"uv pip install --python {shlex.quote(sys.executable)} -r {shlex.quote(str(file))}"
+        install = f"uv pip install --python {shlex.quote(python)} -r {shlex.quote(str(file))}"
+        where = "this environment" if installed is None else python
         raise JobError(
-            f"{file.name} asks for {', '.join(lacking)}, which this environment lacks: `{install}` installs it, "
+            f"{file.name} asks for {', '.join(lacking)}, which {where} lacks: `{install}` installs it, "
             "and requirements: false in job.yaml (--no-requirements) launches without"
         )
 
@@ -38,7 +45,16 @@ def _lines(file: Path) -> Iterator[str]:
             yield text
 
 
-def _is_met(text: str) -> bool:
+def _packages_of(python: str) -> dict[str, str]:
+    """The versions of the packages of another interpreter, by name; none if it does not run here."""
+    try:
+        listed = subprocess.run([python, "-c", LIST], capture_output=True, text=True, check=True).stdout
+    except (OSError, subprocess.CalledProcessError):
+        return {}
+    return {canonicalize_name(name): version for name, version in map(str.split, listed.splitlines())}
+
+
+def _is_met(text: str, installed: Mapping[str, str] | None) -> bool:
     if "://" in text and "@" not in text.partition("://")[0]:  # an address: a package of that name will do
         name = re.search(r"#egg=([\w.-]+)|/([\w.-]+?)(?:\.git)?(?:@[^/]*)?/?$", text)
         text = (name[1] or name[2]) if name else text
@@ -49,7 +65,8 @@ def _is_met(text: str) -> bool:
     if wanted.marker is not None and not wanted.marker.evaluate():
         return True
     try:
-        version = metadata.version(wanted.name)
-    except metadata.PackageNotFoundError:
+        package = canonicalize_name(wanted.name)
+        version = metadata.version(package) if installed is None else installed[package]
+    except (KeyError, metadata.PackageNotFoundError):
         return False
     return wanted.specifier.contains(version, prereleases=True)

@@ -25,7 +25,7 @@ from shlex import quote
 from typing import ClassVar, NamedTuple
 
 from workshop_utils.jobs import JobError, TrainingJob
-from workshop_utils.launchers import output
+from workshop_utils.launchers import output, requirements
 from workshop_utils.launchers.local.environment import NO_GPU, PROGRAMS, inherited_variables, shared_variables
 from workshop_utils.launchers.remote import Receive, RemoteRun, Unreachable
 from workshop_utils.launchers.settings import TargetSettings
@@ -48,6 +48,7 @@ class SlurmRequest(NamedTuple):
 
     Attributes:
         script: for sbatch.
+        source: the `.tar.gz` of the job's source.
         secrets: the variables that are kept out of the script, in a file that only their owner may read.
         workers: the names of all processes that run the job's script.
         tasks: the name of the process that each srun task runs, by task number; empty where mpirun or a driver
@@ -55,6 +56,7 @@ class SlurmRequest(NamedTuple):
     """
 
     script: str
+    source: bytes
     secrets: Mapping[str, str]
     workers: tuple[str, ...]
     tasks: Mapping[int, str]
@@ -102,7 +104,7 @@ class Slurm(TargetSettings):
         folder = self.folder.absolute() / f"{job.name}-{secrets.token_hex(4)}"
         request = self._request(job, folder)
         try:
-            _fill(folder, job, request.secrets)
+            _fill(folder, job, request)
             number = _ask("sbatch", "--parsable", text=request.script, refusal=UNSUBMITTED).partition(";")[0]
         except BaseException:
             shutil.rmtree(folder, ignore_errors=True)
@@ -113,6 +115,12 @@ class Slurm(TargetSettings):
     def _request(self, job: TrainingJob, folder: Path) -> SlurmRequest:
         if folder.resolve().is_relative_to(job.folder.resolve()):
             raise JobError(f"folder {self.folder} lies in the job's folder, {job.folder}: take one outside")
+        if job.image is not None:
+            raise JobError(
+                f"image is {job.image!r}; on Slurm the ranks run in python, {self.python}: leave it out"
+            )
+        if job.requirements and (job.folder / "requirements.txt").is_file():
+            requirements.require(job.folder / "requirements.txt", str(self.python))
         specs = self._specs(job)
         ranks = [spec for spec in specs if spec.runs_script]
         per_node, cpus = 1 + max(spec.local_rank for spec in ranks), math.ceil(job.resources.cpu)
@@ -129,6 +137,8 @@ class Slurm(TargetSettings):
         for name in ("TMPDIR", *(NO_GPU if asks_for_gpus else ())):
             if name not in job.environment:
                 variables.pop(name, None)
+        sources = [Path(source).expanduser().absolute() for source in job.channels.values()]
+        data = [variables.get("WORKSHOP_DATA", "."), *(str(path) for path in sources if path.exists())]
         secret = {name: variables.pop(name) for name in list(variables) if output.SECRET.search(name)}
 
         lines = [self._command(spec) for spec in launched(specs) if not spec.runs_script]
@@ -158,10 +168,11 @@ class Slurm(TargetSettings):
             setup="\n".join(self.setup),
             path=quote(str(self.python.parent)),
             exports=_exports(variables),
+            data=" ".join(map(quote, data)),
             processes="\n".join(lines),
         )
         names = {number: spec.name for number, spec in tasks.items()}
-        return SlurmRequest(script, secret, tuple(names.values()), names if by_srun else {})
+        return SlurmRequest(script, packed(job), secret, tuple(names.values()), names if by_srun else {})
 
     def _specs(self, job: TrainingJob) -> list[ProcessSpec]:
         """The job's processes, with words such as `{node0}` and `{port0}` for what only the started job knows."""
@@ -191,7 +202,7 @@ def _word(text: str) -> str:
     return re.sub(r"\{(node|port)(\d+)\}", r"'${\1[\2]}'", quote(text)).replace("''", "") or "''"
 
 
-def _fill(folder: Path, job: TrainingJob, secret: Mapping[str, str]) -> None:
+def _fill(folder: Path, job: TrainingJob, request: SlurmRequest) -> None:
     """Make the run's folder, with what the script needs."""
     files = folder / "files"
     folder.mkdir(mode=0o700, parents=True)
@@ -199,11 +210,9 @@ def _fill(folder: Path, job: TrainingJob, secret: Mapping[str, str]) -> None:
     for path in (job.outputs or folder / "model", job.checkpoints or folder):
         Path(path).mkdir(parents=True, exist_ok=True)
     shutil.copytree(PROGRAMS, files / "programs", ignore=shutil.ignore_patterns("__pycache__"))
-    source = packed(job)
-    (files / "source.tgz").write_bytes(source)
-    unpack(source, files / "source")
+    unpack(request.source, files / "source")
     shutil.copy(Path(__file__).with_name("slurm_task.py"), files / "task.py")
-    (files / "secrets").write_text(_exports(secret), encoding="utf-8")
+    (files / "secrets").write_text(_exports(request.secrets), encoding="utf-8")
 
 
 UNSUBMITTED = "the job cannot be submitted: "

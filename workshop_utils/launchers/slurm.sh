@@ -23,5 +23,8 @@ node=($(scontrol show hostnames "$SLURM_JOB_NODELIST"))
 first=$((12000 + SLURM_JOB_ID % 312 * 64))
 port=($(seq $first $((first + 63))))  # this job's own, all below those that the kernel gives away, from 32768 on
 {exports}
+for path in {data}; do
+  [ -e "$path" ] || {{ echo "data: $SLURMD_NODENAME sees no $path; it, and WORKSHOP_CACHE, must be where all nodes see it"; exit 1; }}
+done
 
 {processes}
