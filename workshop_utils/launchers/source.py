@@ -16,7 +16,8 @@ from workshop_utils.strategies import strategy_of
 from workshop_utils.training import data
 
 PACKAGE = Path(__file__).parents[1]
-LEFT_OUT = {"__pycache__", ".ipynb_checkpoints", ".git", ".venv"}
+# What tools leave in a folder; and what earlier runs did, in the folders that trackers of experiments make.
+LEFT_OUT = {"__pycache__", ".ipynb_checkpoints", ".git", ".venv", "wandb", "mlruns", "lightning_logs"}
 MOST_NBYTES = 200_000_000  # of a folder that travels with a job, before it is packed
 
 
