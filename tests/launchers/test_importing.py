@@ -93,6 +93,9 @@ LINES = {
     "CUDA_VISIBLE_DEVICES=0,1 torchrun --nproc_per_node=2 train.py": ("torch_ddp", 2, None, None),
     "srun -N2 --ntasks-per-node=2 python train.py": ("torch_ddp", None, 2, 2),
     "singularity exec --nv image.sif python train.py": ("single", 1, None, None),
+    "$MAYBE torchrun --nproc_per_node=2 $X/train.py": ("torch_ddp", 2, None, None),
+    'declare -a A=(\n --nproc_per_node=2\n)\nsrun -l torchrun "${A[@]}" $X/train.py': ("torch_ddp", 2, None, None),
+    'CODE="\n torchrun --nproc_per_node=2 train.py"\nsrun bash -c "${CODE}"': ("torch_ddp", 2, None, None),
     'bash -lc "cd x && torchrun --nproc_per_node ${GPUS:-2} train.py > log 2>&1"': ("torch_ddp", 2, None, None),
 }  # fmt: skip
 
@@ -251,10 +254,10 @@ import sagemaker
 from sagemaker.pytorch import PyTorch
 hyperparameters = {"epochs": 2, "amp": True, "layers": [1, 2], "api_key": "abc", "out": "/opt/ml/model/x",
                    "seed": seed()}
-days = 2
+limit = 172800
 estimator = PyTorch(entry_point="train.py", source_dir=".", role=sagemaker.get_execution_role(), instance_count=2,
                     instance_type="ml.g5.12xlarge", hyperparameters=hyperparameters, framework_version="2.1",
-                    max_run=days * 86400, distribution=DISTRIBUTION)
+                    max_run=limit, distribution=DISTRIBUTION)
 estimator.fit({"train": sagemaker.inputs.TrainingInput("s3://abc/train"), "test": upload("test")})
 """
 

@@ -51,7 +51,8 @@ def import_file(file: Path, folder: Path | None = None) -> str:
     try:
         TrainingJob.load(result.folder)
     except JobError as error:
-        result.notes[:0] = [f"to do: {line}" for line in str(error).splitlines()]
+        for line in reversed(str(error).splitlines()):
+            result.notes.insert(0, f"to do: {line}" + ": put it there" * ("no such file" in line))
     return "\n".join([*(f"wrote {path}" for path in paths), *result.notes])
 
 
@@ -66,11 +67,13 @@ def read(file: Path, folder: Path) -> Imported:
         raise JobError(f"{file} {'holds no text' if text.strip() else 'is empty'}: nothing is to be imported")
     reader: Any = estimators
     if file.suffix != ".py":
-        if template := re.search(r"\{\{|\{%", text):
+        is_manifest = re.search(r"^kind:", text, re.MULTILINE) or file.suffix in (".yaml", ".yml", ".json")
+        if template := re.search(
+            r"\{\{|\{%|:\s+\"?\$\{?\w+\}?\"?$" if is_manifest else r"\{\{|\{%", text, re.MULTILINE
+        ):
             line = text.count("\n", 0, template.start()) + 1
-            advice = "import what is rendered, such as what helm template prints"
-            raise JobError(f"{file}, line {line}: it is a template, with {template[0]}; {advice}")
-        is_manifest = file.suffix in (".yaml", ".yml", ".json") or re.search(r"^kind:", text, re.MULTILINE)
+            advice = "import what is rendered, such as what helm template or envsubst prints"
+            raise JobError(f"{file}, line {line}: it is a template, with {template[0].strip(': ')}; {advice}")
         reader = manifests if is_manifest else shell
     result = Imported(file, folder)
     try:

@@ -48,7 +48,7 @@ def read(text: str, result: Imported) -> None:
             file = "place.yaml" if field.startswith("place.") else "job.yaml"
             result.note(f"{where}: {path}", f"not read, since it is computed ({value}): say it in {file}")
         elif value is not None and ("." in field or field in ("nodes", "name", "time")):
-            result.take_field(field, value)
+            result.take_fields({"": value}, {"": field})
         elif value is not None:
             found[field] = value
     _take(found, result, where)
@@ -117,21 +117,12 @@ def _value(node: ast.expr, names: Mapping[str, ast.expr]) -> Any:
     """What `node` is, as far as its text says, where `names` have been given to others."""
     if isinstance(node, ast.Name) and node.id in names:
         return _value(names[node.id], {name: value for name, value in names.items() if name != node.id})
-    if isinstance(node, ast.FormattedValue):
-        return _value(node.value, names)
-    if isinstance(node, ast.List | ast.Tuple | ast.JoinedStr):
-        items = [
-            _value(each, names) for each in (node.values if isinstance(node, ast.JoinedStr) else node.elts)
-        ]
-        if any(isinstance(each, Computed) for each in items):
-            return Computed(ast.unparse(node))
-        return "".join(map(str, items)) if isinstance(node, ast.JoinedStr) else items
+    if isinstance(node, ast.List | ast.Tuple):
+        items = [_value(each, names) for each in node.elts]
+        return Computed(ast.unparse(node)) if any(isinstance(each, Computed) for each in items) else items
     if isinstance(node, ast.Dict):
         pairs = [(key, value) for key, value in zip(node.keys, node.values, strict=True) if key is not None]
         return {_value(key, names): _value(value, names) for key, value in pairs}
-    if isinstance(node, ast.BinOp) and isinstance(node.op, ast.Mult):
-        factors = (_value(node.left, names), _value(node.right, names))
-        return Computed(ast.unparse(node)) if {*map(type, factors)} != {int} else factors[0] * factors[1]
     if isinstance(node, ast.Call) and (_name(node)[:1].isupper() or _name(node) in ("fit", "train", "dict")):
         given = {str(number): _value(each, names) for number, each in enumerate(node.args)}
         given |= {str(each.arg): _value(each.value, names) for each in node.keywords}

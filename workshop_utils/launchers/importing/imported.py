@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import contextlib
 import re
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from dataclasses import field as default
 from pathlib import Path, PurePosixPath
 from typing import Any
 
@@ -41,29 +42,32 @@ class Imported:
     file: Path
     folder: Path
     target: str | None = None
-    job: dict[str, Any] = field(default_factory=dict)
-    place: dict[str, Any] = field(default_factory=dict)
-    says: dict[str, str] = field(default_factory=dict)
-    paths: dict[str, str] = field(default_factory=dict)
-    notes: list[str] = field(default_factory=list)
+    job: dict[str, Any] = default(default_factory=dict)
+    place: dict[str, Any] = default(default_factory=dict)
+    says: dict[str, str] = default(default_factory=dict)
+    paths: dict[str, str] = default(default_factory=dict)
+    notes: list[str] = default(default_factory=list)
 
     def note(self, where: str, what: str = "dropped") -> None:
         """Say what has become of `where`."""
         if (line := f"{where}: {what}".replace(UNKNOWN, "…")) not in self.notes:
             self.notes.append(line)
 
-    def take_field(self, field: str, value: Any) -> None:
-        """Take the value of `field`: of place.yaml, of job.yaml, or of what is said of the workers."""
-        *sections, name = field.split(".")
-        fields: dict[str, Any] = {"place": self.place, "job": self.job}.get("".join(sections[:1]), self.says)
-        for section in sections[1:]:
-            fields = fields.setdefault(section, {})
-        fields[name] = str(value) if fields is self.says else value
+    def take_fields(self, tree: Any, table: Mapping[str, str]) -> None:
+        """Take out of `tree` what is at the paths of `table`, for its fields; what has been taken before stays."""
+        for path, field in table.items():
+            value, (*sections, name) = take(tree, path), field.split(".")
+            if value not in (None, *TABLES["usual"].get(field, ())):
+                fields = {"place": self.place, "job": self.job}.get(field.partition(".")[0], self.says)
+                for section in sections[1:]:
+                    fields = fields.setdefault(section, {})
+                value = path.rpartition(".")[2] if value == {} else value  # such as `volcano: {}`
+                fields.setdefault(name, str(value) if fields is self.says else value)
 
     def take_script(self, path: str) -> None:
         """Take the script at `path`, if it lies below the folder, or else one of that name beside job.yaml."""
         path = path.removeprefix("./")
-        is_here = not path.startswith(("/", "..")) and (self.folder / path).is_file()
+        is_here = not path.startswith(("/", "..", UNKNOWN)) and (self.folder / path).is_file()
         self.job["script"] = path if is_here else PurePosixPath(path).name
 
     def take_variable(self, where: str, name: str, value: Any, is_secret: bool = False) -> None:

@@ -63,40 +63,31 @@ def read(text: str, result: Imported) -> None:
 
 def _take_job(job: dict[str, Any], runtime: dict[str, Any], result: Imported, is_ours: bool) -> None:
     table, result.target, result.says["pods"] = KINDS[job["kind"]], "kubernetes", ""
-    strategy, found = table.get("strategy"), take(job, table["roles"]) or {}
-    for path, field in table["fields"].items():
-        if (value := take(job, path)) not in (None, *TABLES["usual"].get(field, ())):
-            result.take_field(field, value)
+    found = take(job, table["roles"]) or {}
+    result.take_fields(job, table["fields"])
     if job["kind"] == "TrainJob":
         found = _trainer(job, runtime, result)
-    roles = _roles({"": {"template": found}} if "workers" not in table else found, table["roles"], result)
-    trained_by = [
-        roles[name] for name in table.get("workers", [""]) if name in roles and roles[name].replicas
-    ]
-    main = trained_by[0] if trained_by else Role(1, table["roles"], {})
-    driver, fields, count = (
-        roles.get("Launcher", main),
-        dict(main.fields),
-        sum(role.replicas for role in trained_by),
-    )
-    if "PS" in roles:
-        strategy, count, result.job["parameter_servers"] = (
-            "parameter_server",
-            main.replicas,
-            roles["PS"].replicas,
-        )
+    roles = _roles(found if "workers" in table else {"": {"template": found}}, table["roles"], result)
+    workers = [roles[name] for name in table.get("workers", [""]) if name in roles and roles[name].replicas]
+    main = workers[0] if workers else Role(1, table["roles"], {})
+    driver, fields = roles.get("Launcher", main), dict(main.fields)
     if is_ours:  # what our own manifests always hold, too
         take(job, "spec.runPolicy.schedulingPolicy")
         for role in roles.values():
             for name in OURS if role is main else (*OURS, *OURS_ELSEWHERE):
                 role.fields.pop(name, None)
-        if driver is not main:  # a worker of MPI runs sshd
+        if driver is not main:  # workers of MPI run sshd
             main.take("command")
     _take_place(main, driver, result, is_ours)
     _take_resources(main, result)
-    words = _take_command(driver, result, is_ours)
-    nodes = count * int(result.says.get("nodes", 1))
-    if code := shell.take_command(words, result, driver.path):
+    strategy, nodes = table.get("strategy"), sum(role.replicas for role in workers)
+    if "PS" in roles:
+        result.job["parameter_servers"] = roles["PS"].replicas
+        strategy, nodes = "parameter_server", main.replicas
+        if not {"Chief", "Master"} & roles.keys():
+            result.note(table["roles"], "changed: a chief hands out the steps")
+    nodes *= int(result.says.get("nodes", 1))
+    if code := shell.take_command(_take_command(driver, result, is_ours), result, driver.path):
         shell.read(code, result, driver.path, nodes, strategy)
     else:
         shell.settle(result, driver.path, nodes, strategy)
@@ -116,10 +107,7 @@ def _trainer(job: dict[str, Any], runtime: dict[str, Any], result: Imported) -> 
     result.place["kind"] = "TrainJob"
     if take(job, "spec.runtimeRef") and not runtime:
         result.note("spec.runtimeRef", "not read, since the runtime is not in the file")
-    for path, field in TABLES["runtime"].items():
-        value = take(runtime, path)
-        if value is not None and field and field not in result.says:
-            result.take_field(field, value or "volcano")
+    result.take_fields(runtime, TABLES["runtime"])
     jobs = take(runtime, "spec.template.spec.replicatedJobs") or []
     node: Any = next((each for each in jobs if each["name"] == "node"), {})
     template: dict[str, Any] = take(node, "template.spec.template") or {"spec": {"containers": [{}]}}
@@ -138,13 +126,12 @@ def _roles(found: dict[str, Any], path: str, result: Imported) -> dict[str, Role
         count, pod = take(replicas, "replicas"), take(replicas, "template.spec") or {}
         container, *others = pod.pop("containers", [{}])
         container.pop("name", None)
+        for index in range(len(others)):
+            result.note(f"{at}.spec.containers[{index + 1}]")
+        for where in left(replicas, f"{path}.{name}"):
+            result.note(where)
         fields = pod | {f"containers[0].{field}": value for field, value in container.items()}
         roles[name] = Role(1 if count is None else int(count), f"{at}.spec", fields)
-        for path_left in (
-            *(f"{at}.spec.containers[{n}]" for n in range(1, len(others) + 1)),
-            *left(replicas, f"{path}.{name}"),
-        ):
-            result.note(path_left)
     return roles
 
 
@@ -155,41 +142,28 @@ def _take_place(main: Role, driver: Role, result: Imported, is_ours: bool) -> No
         ours = OUR_IMAGE.fullmatch(image or "")
         if image and (ours is None or ours[1] != "REGISTRY"):
             place |= {"registry": ours[1]} if ours else {"image": image}
-    if "nodeSelector" in fields:
-        place["node_selector"] = fields.pop("nodeSelector")
+    result.take_fields(fields, {"nodeSelector": "place.node_selector"})
     if fields.get("schedulerName") == "volcano":
         place["gang"] = fields.pop("schedulerName")
     if "gang" not in place and place.pop("queue", None):
         result.note("spec.runPolicy.schedulingPolicy.queue", "dropped, since the pods name no gang scheduler")
     mounts = main.take("volumeMounts") or []
     for index, volume in enumerate(fields.pop("volumes", [])):
-        claim, where = (
-            volume.get("persistentVolumeClaim", {}).get("claimName"),
-            f"{main.path}.volumes[{index}]",
-        )
-        folders = [each["mountPath"] for each in mounts if claim and each["name"] == volume["name"]]
+        name, claim = volume["name"], take(volume, "persistentVolumeClaim.claimName")
+        folders = [each["mountPath"] for each in mounts if claim and each["name"] == name]
         for folder in folders:
-            words = folder if is_ours else f"{volume['name']} {folder}"
+            words = folder if is_ours else f"{name} {folder}"
             use = next(use for use, pattern in CLAIMS.items() if re.search(pattern, words))
-            result.take_field(
-                *("place.data_claim", claim) if use == "data" else (f"job.{use}", f"claim:{claim}")
-            )
+            kept, key = (place, "data_claim") if use == "data" else (result.job, use)
+            kept[key] = claim if use == "data" else f"claim:{claim}"
             if not is_ours:
-                word = {"data": "{data}", "outputs": "{model}"}.get(use, folder)
-                result.paths[folder] = word
-                result.note(
-                    where,
-                    f"changed: the claim is the job's {use}, in arguments {word}, no longer at {folder}",
-                )
-        if not folders and not is_ours:
-            result.note(where)
-    if (
-        is_ours
-        and "-data" in str(fields) + str(mounts)
-        and "data" not in result.job
-        and "data_claim" not in place
-    ):
-        result.job["data"] = "digits"
+                result.paths[folder] = {"data": "{data}", "outputs": "{model}"}.get(use, folder)
+                result.note(f"{main.path}.volumes[{index}]", f"changed: {folder} is {result.paths[folder]}")
+        if is_ours and name == "data" and not claim and "data" not in result.job:
+            result.job["data"] = "digits"
+            result.note("data", "changed: the manifest does not name it, and digits is a guess")
+        elif not folders and not is_ours:
+            result.note(f"{main.path}.volumes[{index}]")
 
 
 def _take_command(driver: Role, result: Imported, is_ours: bool) -> list[str]:
@@ -216,6 +190,5 @@ def _take_resources(main: Role, result: Imported) -> None:
     cpu = re.fullmatch(r"([\d.]+)(m?)", amounts.pop("cpu", "0"))
     result.says["cpus_node"] = str(float(cpu[1]) / (1000 if cpu[2] else 1)) if cpu else "0"
     result.says |= {"memory": amounts.pop("memory", ""), "gpus_node": amounts.pop("nvidia.com/gpu", "")}
-    result.place |= (
-        {"pod_resources": {name: plain(each) for name, each in amounts.items()}} if amounts else {}
-    )
+    if amounts:
+        result.place["pod_resources"] = {name: plain(each) for name, each in amounts.items()}

@@ -5,8 +5,7 @@ from __future__ import annotations
 import contextlib
 import re
 import shlex
-from collections.abc import Iterator, Mapping
-from functools import partial
+from collections.abc import Callable, Iterator, Mapping
 from itertools import groupby
 from pathlib import PurePosixPath
 from typing import Any
@@ -21,17 +20,21 @@ COMMANDS: dict[str, dict[str, Any]] = TABLES["commands"]
 ASSIGNMENT = re.compile(r"([A-Za-z_]\w*)\+?=(.*)", re.DOTALL)
 KNOWN = "python, torchrun, mpirun, horovodrun, accelerate or srun"
 SEPARATORS = ";|&()\n"
+KEYWORDS = ("if", "then", "else", "fi", "do", "done", "{", "}", "!")
 SETS_UP = ("module", "ml", "source", ".", "conda", "mamba", "micromamba", "spack")
 TOOLS = ("pip", "venv", "ensurepip", "http", "ipykernel", "nltk", "spacy")  # modules that are no training
 # How workers meet, and on which machine, socket and core they run.
 PLACING = re.compile("rdzv|master|process|machine|rank|host|standalone|bind|map-by|mca|network|iface|gpu-ids")
-# What a command is fed, comments, redirections; what a command prints; a list; a line that goes on in the next.
-NO_COMMAND = re.compile(
-    r"<<-?\s*['\"]?(\w+)(?s:.*?)\n\1$|(?:^|(?<=\s))#(?!SBATCH).*|\s[012&]?[<>]+(&\d|\s*\S+)", re.MULTILINE
-)
-COMPUTED = re.compile(r"\$\((?:[^()]|\((?:[^()]|\([^()]*\))*\))*\)|`[^`]*`")
-LIST = re.compile(r"(\w=)\(([^()]*)\)")
-CONTINUED = re.compile(r"(?:.*\\\n)+.*")
+# What is no command, or only running it would tell, and what stands for it before a text is split into words.
+WITHOUT_WORDS: dict[re.Pattern[str], Callable[[re.Match[str]], str]] = {
+    re.compile(r"<<-?\s*['\"]?(\w+)(?s:.*?)\n\1$", re.MULTILINE): lambda _: "",  # what a command is fed
+    re.compile(r"(?:^|(?<=\s))#(?!SBATCH).*", re.MULTILINE): lambda _: "",
+    re.compile(r"\s[012&]?[<>]+(&\d|\s*\S+)"): lambda _: "",
+    re.compile(r"\$\((?:[^()]|\((?:[^()]|\([^()]*\))*\))*\)|`[^`]*`"): lambda _: UNKNOWN,
+    re.compile(r"(\w=)\(([^()]*)\)"): lambda found: f"{found[1]}'{re.sub(QUOTE, '', found[2])}'",  # a list
+    re.compile(r"(?:.*\\\n)+.*"): lambda found: found[0].replace("\\\n", " "),
+}
+QUOTE = "[\"']"
 VARIABLE = re.compile(r"\$\{?(\w+|[@*])(?:\[[@*]\])?(?::?[-=]([^{}]*(?:\{[^{}]*\}[^{}]*)*))?\}?")
 
 
@@ -70,20 +73,23 @@ def _starts(
     for line, raw in _commands(text, result):
         place = f"{where}: line {line}".removeprefix(": ")
         words: list[str] = []
-        for word in raw:  # what is a variable alone may be several words
+        for word in raw:
             text = VARIABLE.sub(of_variable, word)
-            words += re.sub("[\"']", "", text).split() if VARIABLE.fullmatch(word) else [text]
+            is_several = VARIABLE.fullmatch(word) and not re.fullmatch("-[a-z]*c", "".join(words[-1:]))
+            words += re.sub(QUOTE, "", text).split() if is_several else [text]
         trial = Imported(result.file, result.folder, says=dict(result.says))
-        is_exported = words[0] == "export"
+        assigned = [found for found in map(ASSIGNMENT.fullmatch, words) if found]
         if words[0] == "#SBATCH":
             _take_options(place, words[1:], result, variables)
-        elif is_exported or all(map(ASSIGNMENT.fullmatch, words)):
-            for name, value in (found.groups() for found in map(ASSIGNMENT.fullmatch, words) if found):
+        elif words[0] in ("export", "declare", "local", "readonly") or len(assigned) == len(words):
+            for name, value in (found.groups() for found in assigned):
                 if UNKNOWN not in value or "{" not in variables.get(name, ""):
                     variables[name] = value
-                if is_exported and (PLACE.fullmatch(name) or not re.search(rf"\${{?{name}\b", whole)):
+                if words[0] == "export" and (
+                    PLACE.fullmatch(name) or not re.search(rf"\${{?{name}\b", whole)
+                ):
                     result.take_variable(f"{place}: {name}", name, value)
-                elif is_exported:
+                elif words[0] == "export":
                     result.note(f"{place}: {name}", "not in environment, since the file itself uses it")
         elif words[0] in SETS_UP and result.target == "slurm":
             result.place.setdefault("setup", []).append(shlex.join(raw).replace("'", ""))
@@ -99,16 +105,15 @@ def _starts(
 
 def _commands(text: str, result: Imported) -> Iterator[tuple[int, list[str]]]:
     """The commands of `text` in words, as they are written, with the number of the line."""
-    for pattern, instead in ((NO_COMMAND, ""), (COMPUTED, UNKNOWN), (LIST, r"\1'\2'")):
-        text = pattern.sub(partial(_replaced, instead), text)
-    text = CONTINUED.sub(lambda lines: lines[0].replace("\\\n", " ") + "\n" * lines[0].count("\\\n"), text)
+    for pattern, instead in WITHOUT_WORDS.items():
+        text = pattern.sub(lambda found, new=instead: _in_as_many_lines(found, new(found)), text)
     lexer = shlex.shlex(text, posix=True, punctuation_chars=SEPARATORS)
     lexer.whitespace, lexer.whitespace_split, lexer.commenters, line = " \t\r", True, "", 1
     try:
         for is_separator, words in groupby(lexer, lambda word: word != "" and not set(word) - {*SEPARATORS}):
             command = list(words)
             line, start = line + sum(word.count("\n") for word in command), line
-            while command and command[0] in ("then", "else", "do", "{", "!"):
+            while command and command[0] in KEYWORDS:
                 del command[0]
             if command and not is_separator:
                 yield start, command
@@ -116,9 +121,7 @@ def _commands(text: str, result: Imported) -> Iterator[tuple[int, list[str]]]:
         raise JobError(f"{result.file}: a quotation is not closed, from line {line} on") from None
 
 
-def _replaced(instead: str, found: re.Match[str]) -> str:
-    """`instead` of what was found, in as many lines."""
-    text = found.expand(instead)
+def _in_as_many_lines(found: re.Match[str], text: str) -> str:
     return text + "\n" * (found[0].count("\n") - text.count("\n"))
 
 
@@ -172,7 +175,9 @@ def take_command(words: list[str], result: Imported, where: str) -> str:
     """
     while words:
         name = re.sub(r"^python[\d.]*$", "python", PurePosixPath(words[0]).name)
-        if assigned := ASSIGNMENT.fullmatch(words[0]):
+        if words[0] == UNKNOWN:
+            words = words[1:]
+        elif assigned := ASSIGNMENT.fullmatch(words[0]):
             result.take_variable(f"{where}: {assigned[1]}", assigned[1], assigned[2])
             words = words[1:]
         elif name in ("sh", "bash") and re.fullmatch("-[a-z]*c", "".join(words[1:2])):
@@ -187,9 +192,9 @@ def take_command(words: list[str], result: Imported, where: str) -> str:
 def _inside(name: str, words: list[str], result: Imported, where: str) -> list[str]:
     """Note what a program's options say, and its script; the command that it starts, if that is none."""
     program, says = COMMANDS[name], result.says
-    says |= program.get("says", {})
-    if program.get("says") == {"strategy": "torch_ddp"} and "pods" not in says:  # of Slurm, one on each node
+    if program.get("says", {}).get("strategy") == "torch_ddp" and "pods" not in says:  # one on each node
         says |= {"tasks": "", "per_node": ""}
+    says |= program.get("says", {})
     del words[: int(words[:1] == [program.get("verb")])]
     for option, value in options_of(words, program):
         field = program.get("fields", {}).get(option)
@@ -239,10 +244,12 @@ def settle(result: Imported, where: str, nodes: int = 0, strategy: str | None = 
     last = re.search(r"(?:^|:)(\d+)$", says.get("gpus_node", ""))
     gpus = count.get("gpus_task", 0) * (1 if has_agents else on_node) or count.get("gpus", 0) // nodes
     gpus = int(last[1]) if last else gpus
-    if unread := [says[name] for name in ("per_node", "tasks") if says.get(name) and name not in count]:
+    unread = says.get("tasks") or says.get("per_node")
+    if unread and not {"tasks", "per_node"} & count.keys():
         on_node = gpus or 1  # what torchrun's "gpu" means
-        shown = unread[0].replace(UNKNOWN, "computed")
-        result.note(where, f"how many workers a node has is {shown}: {on_node} are taken")
+        result.note(
+            where, f"the workers on a node are {unread.replace(UNKNOWN, 'computed')}: {on_node} are taken"
+        )
     if strategy is None and "srun" not in says:
         nodes = on_node = 1  # Python alone runs once, however much is reserved for it
     uses = packages(imported(result.folder / job.get("script", "")))
