@@ -3,7 +3,6 @@ import json
 import math
 import os
 import re
-import signal
 import socket
 import subprocess
 import sys
@@ -160,21 +159,13 @@ def test_a_report_is_one_line_of_strict_json(capsys, monkeypatch):
 
 
 @pytest.mark.processes
-def test_a_script_that_asks_for_its_place_says_once_that_it_started_and_answers_where_it_stands():
-    script = "from workshop_utils import place; place.here(); place.here(); input()"
-    with subprocess.Popen(
-        [sys.executable, "-c", script], env={**os.environ, "RANK": "1", "WORLD_SIZE": "2"}, text=True,
-        stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
-    ) as process:  # fmt: skip
-        start = json.loads(process.stdout.readline())
-        process.send_signal(signal.SIGUSR1)
-        stack = list(iter(process.stderr.readline, '  File "<string>", line 1 in <module>\n'))
-        rest, _ = process.communicate("\n", timeout=30)
-    del start["time"]
-    assert start == {"workshop": "start", "worker": "worker-1", "rank": 1, "pid": process.pid}
-    assert stack[0].startswith("Stack (most recent call first)")
-    assert rest == ""
-    assert process.returncode == 0
+def test_a_script_that_asks_for_its_place_says_once_that_it_started():
+    script = "from workshop_utils import place; place.here(); place.here()"
+    environment = {**os.environ, "RANK": "1", "WORLD_SIZE": "2"}
+    words = [sys.executable, "-c", script]
+    start = json.loads(subprocess.run(words, env=environment, check=True, capture_output=True).stdout)
+    del start["time"], start["pid"]
+    assert start == {"workshop": "start", "worker": "worker-1", "rank": 1}
 
 
 @pytest.mark.processes

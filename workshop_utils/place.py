@@ -14,14 +14,11 @@ launcher ships it beside the script.
 
 from __future__ import annotations
 
-import contextlib
-import faulthandler
 import functools
 import json
 import math
 import os
 import re
-import signal
 import socket
 import sys
 import time
@@ -117,8 +114,8 @@ class Place:
 def here() -> Place:
     """This process's place, read from the environment.
 
-    The first call also lets the launcher ask where this process stands: on SIGUSR1 it prints its stack, which
-    is how a hang gets a name. Call it before importing a framework, so that a slow import is seen too.
+    The first call also tells the launcher that this process has started. Call it before importing a framework, so that
+    a slow import is seen as one.
 
     On SageMaker it tells gloo the network interface, since a host's own name need not lead to it.
 
@@ -354,9 +351,6 @@ def argument(text: str) -> Any:
 
 @functools.cache  # once a process, however often a script asks for its place
 def _announce() -> None:
-    # A notebook's standard error has no file descriptor; there is no launcher to ask for the stack either.
-    with contextlib.suppress(ValueError, OSError, AttributeError, RuntimeError):
-        faulthandler.register(signal.SIGUSR1, file=sys.stderr, all_threads=False, chain=False)
     print_record("start", pid=os.getpid())
 
 

@@ -121,7 +121,9 @@ class Run(ABC):
         for name, line, origin in attributed(worker, text, stream):
             record, seconds = _parse_record(line) if origin == "stdout" else None, self.seconds
             with self._changed:
-                self._arrived.append(record or LogLine(name, line, seconds, origin))
+                self._arrived.append(
+                    record or LogLine(name, line, seconds, self._stream_of(name, line, origin))
+                )
                 try:
                     if self.keeps_logs:
                         self._log.write(name, line)
@@ -131,6 +133,10 @@ class Run(ABC):
                     )
                     self._arrived.append(LogLine(self.name, problem, seconds, "stderr"))
                 self._changed.notify_all()
+
+    def _stream_of(self, worker: str, text: str, stream: str) -> str:
+        """The stream of a line; what is no output of the script has one of its own."""
+        return stream
 
     def _finish(self, state: RunState, reason: str = "") -> None:
         """Enter a final state; everything that the run started must be gone by now."""

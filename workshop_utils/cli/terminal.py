@@ -17,6 +17,7 @@ from rich.live import Live
 from rich.segment import Segment, Segments
 from rich.table import Table
 
+from workshop_utils.launchers.local.hang import STACK
 from workshop_utils.runs import LogLine, Record, Run, RunFailed, RunState
 
 COLUMNS = {"device": "{}", "step": "{:.0f}", "loss": "{:.4f}", "accuracy": "{:.3f}"}
@@ -79,6 +80,8 @@ def _follow(run: Run, console: Console | None) -> None:
             print(f"{run.name} waits for {waits_for}" if waits_for else f"{run.name} has started")
         arrivals = list(run.arrivals(start=position))
         position += len(arrivals)
+        # Stacks that were asked for are in the message of the run.
+        arrivals = [each for each in arrivals if isinstance(each, dict) or each.stream != STACK]
         if console is None:
             sys.stdout.write("".join(f"{text}\n" for text in _plain(arrivals)))
             sys.stdout.flush()

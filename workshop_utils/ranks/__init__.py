@@ -41,7 +41,6 @@ from workshop_utils.ranks.results import RankResult, Results
 from workshop_utils.runs import RunFailed, RunState
 
 PROGRAM = Path(__file__).with_name("rank.py")
-_STACK = "stack"  # the stream of what ranks print when they are asked for their stacks
 
 
 class RanksFailed(RunFailed):
@@ -125,7 +124,7 @@ def launch(
             run = cleanup.enter_context(start(request, _RanksRun, files, server))
             run.lines_are_shown = cell is not None
         for line in run.logs(follow=True):
-            if cell and line.worker in run.workers and line.stream != _STACK:
+            if cell and line.worker in run.workers and line.stream != hang.STACK:
                 print(f"[{run.workers.index(line.worker)}] {line.text}")
     results, reason = [], run.reason
     for rank, worker in enumerate(run.workers):
@@ -136,7 +135,7 @@ def launch(
             reason = (
                 reason or f"what rank {rank} returned cannot be read here: {type(error).__name__}: {error}"
             )
-        lines = tuple(line.text for line in run.logs(worker=worker) if line.stream != _STACK)
+        lines = tuple(line.text for line in run.logs(worker=worker) if line.stream != hang.STACK)
         results.append(RankResult(rank, lines, *result))
     whole = Results(
         tuple(results),
@@ -181,8 +180,8 @@ class _RanksRun(ProcessRun):
         super()._on_event(event)
 
     def _receive_line(self, worker: str, text: str, stream: str = "stdout") -> None:
-        if self._process_states:  # they have been asked for their stacks
-            text, stream = packing.with_cells(text), _STACK
+        if self._hang.has_begun:  # they have been asked for their stacks
+            text, stream = packing.with_cells(text), hang.STACK
         super()._receive_line(worker, text, stream)
 
     def _verdict(self, event: Event) -> tuple[RunState, str]:
@@ -201,7 +200,7 @@ class _RanksRun(ProcessRun):
         if errors or silent:
             name = errors[0][1] if errors else silent[0]
         lines = [] if self.lines_are_shown else self.logs(worker=name)
-        printed = [line.text for line in lines if line.stream != _STACK]
+        printed = [line.text for line in lines if line.stream != hang.STACK]
         others = "; the others were stopped" if len(self.workers) > 1 else ""
         if errors:
             error = errors[0][0]
@@ -242,7 +241,7 @@ class _RanksRun(ProcessRun):
                 yield json.loads(self.files.get(f"{worker}.error", b"")), worker
 
     def _timed_out(self) -> str:
-        text = hang.diagnosis(self, self._process_states) + hang.shown_stacks(self)
+        text = self._hang.diagnosis(self) + self._hang.shown_stacks(self)
         returned = [worker for worker in self.workers if self._has_left(worker, "value")]
         if returned:
             text = f"{self._named(returned)} had returned from the program. {text}"

@@ -9,7 +9,9 @@ import re
 import pytest
 from conftest import failure_of
 
+from workshop_utils.launchers.kubernetes import EmulatedKubernetes
 from workshop_utils.launchers.local import Local
+from workshop_utils.launchers.sagemaker import EmulatedSageMaker
 
 pytestmark = [pytest.mark.processes, pytest.mark.usefixtures("nothing_is_left")]
 
@@ -27,7 +29,9 @@ def reason(make_job, *script, workers=3, strategy="torch_ddp"):
     assert 1.5 < run.seconds < 15
     prefix = f"{job.name} did not end within its timeout of 8 s. "
     assert message.startswith(prefix)
-    said, *stacks = message.removeprefix(prefix).split("\nThe stack of ")
+    message, _, logs = message.removeprefix(prefix).partition("\nThe whole logs are in ")
+    assert logs == str(run.log_folder)
+    said, *stacks = message.split("\nThe stack of ")
     for stack in stacks:  # every worker that waits is shown with what it has called
         assert re.match(r"worker-\d(, worker-\d)*, the innermost call first:\n  [\w<>]+ \(", stack), stack
         assert stack.rpartition("\n")[2].startswith("  <module> (train.py, line "), stack
@@ -46,7 +50,8 @@ def test_a_rank_that_stands_elsewhere_is_told_from_those_that_wait_and_each_othe
                 time.sleep(1)
 
         if os.environ["RANK"] == "5":  # it never asks for its place
-            time.sleep(1000)
+            print("one", "two", "three", "10%\\r20%", sep="\\n", end="", flush=True)
+            data_loader()
         here = place.here()
         if here.rank == 3:  # it is deaf to signals
             for number in (signal.SIGTERM, signal.SIGUSR1, signal.SIGINT, signal.SIGHUP):
@@ -62,29 +67,74 @@ def test_a_rank_that_stands_elsewhere_is_told_from_those_that_wait_and_each_othe
         else:
             barrier()
     """
-    said = reason(make_job, script, workers=7)
+    said = reason(make_job, script, workers=8)
     pattern = (
         r"worker-2 did not answer: its process is stopped; its last report was of step 7\. "
         r"worker-3 did not answer: its process is sleeping\. "
-        r"worker-5 never reported that it had started \(`place\.here\(\)`\)\. "
-        r"worker-1 waits at train\.py, line (\d+) \(in data_loader\) after step 7\. "
-        r"worker-0, worker-6 wait at train\.py, line (\d+) \(in barrier\) after step 7\. "
+        r"worker-1, worker-5 wait at train\.py, line (\d+) \(in data_loader\) after step 7\. "
+        r"worker-0, worker-6, worker-7 wait at train\.py, line (\d+) \(in barrier\) after step 7\. "
         r"worker-4 had ended before\."
+        r"\nworker-5 printed last:\n  two\n  three\n  20%"
     )
     match = re.fullmatch(pattern, said)
     assert match, said
     assert int(match[2]) == int(match[1]) + 4
 
 
-def test_a_hanging_rank_of_mpi_is_named(make_job):
+def test_processes_that_a_worker_has_started_answer_as_well_and_the_environment_s_own_start_is_kept(
+    make_job, tmp_path
+):
+    (tmp_path / "sitecustomize.py").write_text("import sys\nsys.own_start = True\n")
     script = """
-        from mpi4py import MPI
-        def elsewhere():
+        import multiprocessing
+        def child():
+            print(sys.own_start, any("at_start" in folder for folder in sys.path), flush=True)
             time.sleep(1000)
-        if place.here().rank == 1:
-            elsewhere()
-        MPI.COMM_WORLD.Barrier()
+        if __name__ == "__main__":
+            for method in ("spawn", "fork"):
+                multiprocessing.get_context(method).Process(target=child).start()
+            time.sleep(1000)
     """
-    said = reason(make_job, script, strategy="mpi")
-    assert re.search(r"worker-1 waits at train\.py, line \d+ \(in elsewhere\)", said), said
-    assert re.search(r"worker-0, worker-2 wait at train\.py, line \d+ \(in <module>\)", said), said
+    job = make_job(SAY, script, timeout="8s", environment={"PYTHONPATH": str(tmp_path)})
+    said = failure_of(Local().launch(job))
+    assert "worker-0 waits at train.py, line " in said
+    assert re.search(
+        r"process \d+ of worker-0, process \d+ of worker-0 wait at train\.py, line \d+ \(in child\)", said
+    ), said
+    assert "printed last:\n  True False\n  True False\n" in said
+    assert len(re.findall(r"child \(train\.py, line \d+\)", said)) == 2, said
+
+
+ONE_STANDS_ELSEWHERE = """
+    import os, time
+    def elsewhere():
+        time.sleep(1000)
+    def barrier():
+        time.sleep(1000)
+    names = ("RANK", "OMPI_COMM_WORLD_RANK", "HOROVOD_RANK")
+    print("epoch 1", flush=True)
+    elsewhere() if "1" in map(os.environ.get, names) else barrier()
+"""
+NODE = {"nodes": 1, "processes_per_node": 2}
+
+
+def test_a_script_that_never_asks_for_its_place_shows_where_each_rank_stands_on_every_emulator(make_job):
+    targets = [
+        ("mpi", Local(), {"workers": 2}, "did not end within its timeout of 25 s"),
+        ("torch_ddp", EmulatedSageMaker(), NODE, "MaxRuntimeExceeded"),
+        ("torch_ddp", EmulatedKubernetes(kind="TrainJob"), NODE, "activeDeadlineSeconds"),
+        ("torch_ddp", EmulatedKubernetes(), {"workers": 2}, "activeDeadlineSeconds"),
+    ]
+    runs = [
+        target.launch(make_job(ONE_STANDS_ELSEWHERE, strategy=strategy, timeout="25s", **layout))
+        for strategy, target, layout, _ in targets
+    ]
+    for run, (*_, headline) in zip(runs, targets, strict=True):
+        said = failure_of(run)
+        assert headline in said
+        rank = r"worker-1|process \d+ \(rank 1\) of (node-0|algo-1)"
+        assert re.search(rf"({rank}) waits at train\.py, line 4 \(in elsewhere\)\.", said), said
+        assert re.search(r" waits at train\.py, line 6 \(in barrier\)\.", said), said
+        assert " printed last:\n" in said
+        assert "\n  epoch 1\n" in said
+        assert said.count("The stack of ") == 2, said

@@ -63,7 +63,7 @@ def calls():
     counted.stop()
 
 
-@pytest.mark.parametrize(("source", "most_modules"), [(None, 11), ("digits", 13)])
+@pytest.mark.parametrize(("source", "most_modules"), [(None, 12), ("digits", 14)])
 def test_from_a_launch_to_its_first_metric_few_modules_are_entered_each_from_above(
     source, most_modules, tmp_path, calls
 ):

@@ -20,6 +20,7 @@ that the operator adds, so that a mistake in the manifest shows as a run that fa
 | a service's name and port | the loopback address and a free port |
 | mpirun starts ranks on the workers through ssh | it starts them on this machine |
 | nodes, a scheduler and its queues | this machine |
+| PYTHONPATH is the job's folder | a folder comes first by which Python answers where it stands |
 | limits of processor and memory | none |
 | GPUs | none |
 | a script imports PyTorch or TensorFlow | it forks from a process that has imported it (see `local.warm`) |
@@ -266,7 +267,7 @@ class EmulatedPodsRun(ProcessRun):
         super()._receive_line(worker, text, stream)
 
     def _timed_out(self) -> str:
-        return f"{self.name} was active longer than its activeDeadlineSeconds"
+        return f"{self.name} was active longer than its activeDeadlineSeconds. {self._hang.explained(self)}"
 
     def _blame(self, name: str, code: int) -> str:
         pod = next(f"pod {pod.name}" for pod in self._wanted.values() if pod.worker == name)

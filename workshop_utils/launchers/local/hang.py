@@ -1,68 +1,223 @@
-"""Who hangs? The message of a run that met its timeout."""
+"""Who hangs? What the processes of a run that met its timeout are asked, and the message that their answers make."""
 
 from __future__ import annotations
 
+import contextlib
+import itertools
+import os
 import re
+import signal
+import time
 from collections import defaultdict
-from collections.abc import Mapping
+from collections.abc import Collection, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import psutil
 
 from workshop_utils.runs import Run
 
+if TYPE_CHECKING:
+    from workshop_utils.launchers.local.run import ProcessRun
+
+STACK = "stack"  # the stream of what processes print when they are asked where they stand
+ASKING_SECONDS = 5.0  # in all
+ANSWERING_SECONDS = 1.0  # for processes that are asked at the same time
+QUIET_SECONDS = 0.05  # after which stacks have come whole
+MOST_SHOWN = 8  # processes
+LAST_LINES = 3  # of each
+
 # A stack as Python's faulthandler prints it: a heading, then the frames, the innermost first.
-HEADING = re.compile(r"(Current thread .+|Thread .+|Stack) \(most recent call first\):")
-FRAME = re.compile(r'  (?:File ")?(?P<file>[^"]+)"?, line (?P<line>\d+) in (?P<function>.+)')
+HEADING = re.compile(r".*?(Current thread .+|Thread .+|Stack) \(most recent call first\):$")
+FRAME = re.compile(r'(?: *File "|  )(?P<file>[^"]+)"?, line (?P<line>\d+) in (?P<function>.+)')
+# What is not the user's: packages, this one, and what starts a script.
+NOT_THE_USERS = re.compile(
+    r"/(site|dist)-packages/|/lib/python|/workshop_utils/|/bin/torchrun$|/sm_drivers/|/emulated_instance\.py$|^<"
+)
+Frames = Sequence[re.Match[str]]
 
 
-def diagnosis(run: Run, process_states: Mapping[int, str]) -> str:
-    """Name the workers that did not answer, or that stand elsewhere than the others, and where those wait.
+class Hang:
+    """What the processes of a run have answered, once they have been asked."""
 
-    `process_states` are psutil's words by process id ("sleeping", "stopped"), taken just before each worker was asked
-    for its stack. A worker that has called `place.here` prints it; where it stands is the
-    innermost line of the training script.
+    def __init__(self) -> None:
+        self.has_begun, self._seconds = False, 0.0  # since the launch
+        self._states: dict[
+            int, str
+        ] = {}  # psutil's words ("sleeping", "stopped") just before they were asked
+        self._ranks: dict[int, str] = {}  # as torchrun has told them, "" where it has not
+        self._asked: dict[str, int] = {}  # the process that was asked last, by the name of the output
+        self._lines: dict[tuple[str, int], list[str]] = {}  # of stacks, by worker and process
+
+    def ask(self, run: ProcessRun, supervisor: int) -> None:
+        """Have each Python process below `supervisor` print its stack, then tell the supervisor.
+
+        Those that share an output are asked one after the other, or their lines would mix.
+        """
+        self.has_begun, self._seconds = True, run.seconds
+        names = {pid: name for name, pid in run.process_ids.items()}
+        started = {start["pid"] for start in run.starts}
+        sharing: dict[str, list[int]] = defaultdict(list)
+        with contextlib.suppress(psutil.NoSuchProcess):
+            for top in psutil.Process(supervisor).children():
+                for process in (top, *top.children(recursive=True)):
+                    with contextlib.suppress(psutil.Error):
+                        self._states[process.pid] = process.status()
+                        if top.pid in names and _answers(process, started):
+                            sharing[names[top.pid]].append(process.pid)
+                            self._ranks[process.pid] = process.environ().get("RANK", "")
+        end = time.monotonic() + ASKING_SECONDS
+        for pids in itertools.zip_longest(*sharing.values()):
+            asked = {name: pid for name, pid in zip(sharing, pids, strict=True) if pid is not None}
+            self._asked.update(asked)
+            for pid in asked.values():
+                _send(pid, signal.SIGUSR1)
+            self._await_answers(asked.values(), min(end, time.monotonic() + ANSWERING_SECONDS))
+        _send(supervisor, signal.SIGUSR2)
+
+    def _await_answers(self, pids: Collection[int], end: float) -> None:
+        count, since = -1, time.monotonic()
+        while (now := time.monotonic()) < end:
+            answered = {pid for _, pid in self._lines}
+            if count != (count := sum(map(len, list(self._lines.values())))):
+                since = now
+            if answered.issuperset(pids) and now - since > QUIET_SECONDS:
+                return
+            time.sleep(QUIET_SECONDS / 5)
+
+    def take(self, run: Run, worker: str, text: str) -> bool:
+        """Take in a line of a stack that `worker` has printed; whether it is one."""
+        if not (self._asked and (HEADING.match(text) or FRAME.match(text))):
+            return False
+        # What mpirun and its like print is their ranks', whom they name.
+        pid = self._asked.get(worker) or next(
+            (self._asked[each] for each in self._asked if each not in run.workers), 0
+        )
+        self._lines.setdefault((worker, pid), []).append(text)
+        return True
+
+    def _stacks(self, run: ProcessRun) -> dict[str, dict[str, Frames]]:
+        """The stacks of each worker's processes by what they are called, helpers and launchers left out."""
+        started = {start["pid"]: start["worker"] for start in run.starts}
+        stacks: dict[str, dict[str, Frames]] = defaultdict(dict)
+        # torchrun does not tell which of its workers has printed a line.
+        for worker in dict.fromkeys([*run.workers, *(name for name, _ in self._lines)]):
+            frames = {pid: _frames(lines) for (name, pid), lines in self._lines.items() if name == worker}
+            frames = {pid: each for pid, each in frames.items() if each}
+            users = {pid: each for pid, each in frames.items() if any(map(_is_the_users, each))}
+            for pid, each in (users or frames).items():
+                is_it = len(users or frames) == 1 or pid == run.process_ids.get(worker)
+                rank = f" (rank {self._ranks[pid]})" if self._ranks.get(pid) else ""
+                name = worker if is_it else started.get(pid, f"process {pid}{rank} of {worker}")
+                stacks[worker][name] = each
+        return stacks
+
+    def explained(self, run: ProcessRun) -> str:
+        """Where each process stands, what it printed last, its stack, and where all that was printed is."""
+        last: dict[str, list[str]] = {worker: [] for worker in run.workers}
+        for line in run.logs():
+            if line.stream != STACK and line.seconds <= self._seconds:
+                last.setdefault(line.worker, []).append(line.text)
+        shown = [
+            "\n  ".join([f"\n{name} printed last:", *lines[-LAST_LINES:]])
+            for name, lines in last.items()
+            if lines
+        ]
+        more = f"\n({len(shown) - MOST_SHOWN} more)" if len(shown) > MOST_SHOWN else ""
+        logs = f"\nThe whole logs are in {run.log_folder}" if run.log_folder else ""
+        return "".join([self.diagnosis(run), *shown[:MOST_SHOWN], more, self.shown_stacks(run), logs])
+
+    def diagnosis(self, run: ProcessRun) -> str:
+        """Name the workers that did not answer, or that stand elsewhere than the others, and where those wait.
+
+        Where one stands is the innermost line of the training script.
+        """
+        pids = run.process_ids | {start["worker"]: start["pid"] for start in run.starts}
+        steps: dict[str, int] = {}
+        for record in run.records:
+            steps[record["worker"]] = record["step"]
+        standing: dict[str, list[str]] = defaultdict(list)
+        sentences, ended, stacks = [], [], self._stacks(run)
+        for each in stacks.values():
+            for name, frames in each.items():
+                standing[_position(frames)].append(name)
+        answered = {*stacks, *itertools.chain(*stacks.values())}
+        for worker in run.workers:
+            if worker in answered:
+                continue
+            if worker not in pids:
+                if answered.issubset(run.workers):
+                    sentences.append(
+                        f"{worker} neither answered nor reported that it had started (`place.here()`)."
+                    )
+            elif self._states.get(pids[worker], "zombie") == "zombie":  # gone, or about to be
+                ended.append(worker)
+            else:
+                last = f"; its last report was of step {steps[worker]}" if worker in steps else ""
+                sentences.append(
+                    f"{worker} did not answer: its process is {self._states[pids[worker]]}{last}."
+                )
+        for position, names in sorted(standing.items(), key=lambda item: len(item[1])):
+            verb = "waits" if len(names) == 1 else "wait"
+            reached = {steps[name] for name in names if name in steps}
+            last = f" after step {max(reached)}" if reached else ""
+            sentences.append(f"{', '.join(names)} {verb} at {position}{last}.")
+        if ended:
+            sentences.append(f"{', '.join(ended)} had ended before.")
+        return " ".join(sentences)
+
+    def shown_stacks(self, run: ProcessRun) -> str:
+        """The stacks, in lines; empty if no process answered.
+
+        A call is named as `all_reduce (torch/distributed/distributed_c10d.py, line 3252)`. Processes that stand at the
+        same place are shown together.
+        """
+        alike: dict[tuple[str, ...], list[str]] = defaultdict(list)
+        for stacks in self._stacks(run).values():
+            for name, frames in stacks.items():
+                calls = (
+                    f"{each['function']} ({_short(each['file'])}, line {each['line']})" for each in frames
+                )
+                alike[tuple(calls)].append(name)
+        return "".join(
+            f"\nThe stack of {', '.join(names)}, the innermost call first:\n  " + "\n  ".join(calls)
+            for calls, names in sorted(alike.items(), key=lambda item: len(item[1]))[:MOST_SHOWN]
+        )
+
+
+def _send(pid: int, number: int) -> None:
+    with contextlib.suppress(OSError):
+        os.kill(pid, number)
+
+
+def _answers(process: psutil.Process, started: Collection[int]) -> bool:
+    """Whether `process` is Python, and catches SIGUSR1, as `at_start` has it do; one that does not would die of it.
+
+    Where the system does not tell, one of those that reported their start (`started`) answers.
     """
-    pids = {start["worker"]: start["pid"] for start in run.starts}
-    steps: dict[str, int] = {}
-    for record in run.records:
-        steps[record["worker"]] = record["step"]
-    standing: dict[str, list[str]] = defaultdict(list)
-    sentences, ended = [], []
-    for worker in run.workers:
-        position = _position(run, worker)
-        if worker not in pids:
-            sentences.append(f"{worker} never reported that it had started (`place.here()`).")
-        elif position is not None:
-            standing[position].append(worker)
-        elif process_states.get(pids[worker], "zombie") == "zombie":  # gone, or about to be
-            ended.append(worker)
-        else:
-            last = f"; its last report was of step {steps[worker]}" if worker in steps else ""
-            sentences.append(f"{worker} did not answer: its process is {process_states[pids[worker]]}{last}.")
-    for position, workers in sorted(standing.items(), key=lambda item: len(item[1])):
-        verb = "waits" if len(workers) == 1 else "wait"
-        reached = {steps[worker] for worker in workers if worker in steps}
-        last = f" after step {max(reached)}" if reached else ""
-        sentences.append(f"{', '.join(workers)} {verb} at {position}{last}.")
-    if ended:
-        sentences.append(f"{', '.join(ended)} had ended before.")
-    return " ".join(sentences)
+    try:
+        status = Path(f"/proc/{process.pid}/status").read_text(encoding="utf-8", errors="replace")
+    except OSError:
+        return process.pid in started
+    caught = re.search(r"^SigCgt:\s*(\w+)", status, re.MULTILINE)
+    catches = bool(caught and int(caught[1], 16) >> (signal.SIGUSR1 - 1) & 1)
+    return catches and "python" in Path(process.exe()).name  # mpirun would pass it on to all its ranks
 
 
-def shown_stacks(run: Run) -> str:
-    """The last stacks that workers printed when asked for them, in lines; empty if none answered.
+def _frames(lines: Sequence[str]) -> Frames:
+    """The frames of the last stack in `lines`, the innermost first, without how the script or function was started."""
+    frames: list[re.Match[str]] = []
+    for line in lines:
+        if HEADING.match(line):
+            frames = []
+        elif match := FRAME.match(line):
+            frames.append(match)
+    users = [number + 1 for number, frame in enumerate(frames) if _is_the_users(frame)]
+    return frames[: max(users, default=len(frames))]
 
-    A call is named as `all_reduce (torch/distributed/distributed_c10d.py, line 3252)`. Workers that stand at the same
-    place are shown together.
-    """
-    alike: dict[tuple[str, ...], list[str]] = defaultdict(list)
-    for worker in run.workers:
-        frames = _last_stack(run, worker)
-        calls = (f"{frame['function']} ({_short(frame['file'])}, line {frame['line']})" for frame in frames)
-        alike[tuple(calls)].append(worker)
-    return "".join(
-        f"\nThe stack of {', '.join(workers)}, the innermost call first:\n  " + "\n  ".join(calls)
-        for calls, workers in sorted(alike.items(), key=lambda item: len(item[1]))
-        if calls
-    )
+
+def _is_the_users(frame: re.Match[str]) -> bool:
+    return not NOT_THE_USERS.search(frame["file"])
 
 
 def _short(file: str) -> str:
@@ -74,33 +229,13 @@ def _short(file: str) -> str:
     return library[1] if library else file.rpartition("/")[2]
 
 
-def _last_stack(run: Run, worker: str) -> list[re.Match[str]]:
-    """The frames of the last stack that `worker` printed, the innermost first."""
-    frames: list[re.Match[str]] = []
-    for line in run.logs(worker=worker):
-        if HEADING.match(line.text):
-            frames = []
-        elif match := FRAME.match(line.text):
-            frames.append(match)
-    # What lies below the script is how it was started: by `job_script.py`; below a function, by `rank.py`.
-    script = [place for place, frame in enumerate(frames) if frame["function"] == "<module>"]
-    called = [
-        place for place, frame in enumerate(frames) if frame["file"].endswith("workshop_utils/ranks/rank.py")
-    ]
-    return frames[: min([len(frames), *(place + 1 for place in script), *called])]
-
-
-def _position(run: Run, worker: str) -> str | None:
-    """The innermost line outside installed packages, and this one, in the last stack that `worker` printed.
+def _position(frames: Frames) -> str:
+    """The innermost line that is the user's.
 
     Where there is none, since a function has returned and its rank has yet to leave, it is the innermost line of all.
     """
-    frames = _last_stack(run, worker)
-    outside = (
-        each for each in frames if not re.search("site-packages|/lib/python|/workshop_utils/", each["file"])
-    )
-    for frame in (*outside, *frames[:1]):
-        inner = [each["function"] for each in frames[: frames.index(frame) + 1]]
-        called = next((name for name in inner if not name.startswith("_")), inner[0])
-        return f"{frame['file'].rpartition('/')[2]}, line {frame['line']} (in {called})"
-    return None
+    number = next((each for each, frame in enumerate(frames) if _is_the_users(frame)), 0)
+    inner = [frame["function"] for frame in frames[: number + 1]]
+    called = next((name for name in inner if not name.startswith("_")), inner[0])
+    frame = frames[number]
+    return f"{frame['file'].rpartition('/')[2]}, line {frame['line']} (in {called})"

@@ -7,15 +7,19 @@ needs the standard library alone, as the programs do that use it: `supervisor`, 
 import atexit
 import builtins
 import contextlib
+import faulthandler
 import gc
 import io
 import os
+import signal
 import sys
 import threading
 import types
 from collections.abc import Callable
 from pathlib import Path
 from typing import NoReturn
+
+AT_START = str(Path(__file__).with_name("at_start"))  # first on PYTHONPATH
 
 # The modules of PyTorch's process groups, and of what holds them.
 GROUPS = {"torch._C._distributed_c10d", "torch.distributed.distributed_c10d"}
@@ -59,7 +63,10 @@ def forked(argv: list[str], environment: dict[str, str]) -> Callable[[], None]:
         os.environ.update(environment)
         if "tempfile" in sys.modules:  # it may have been asked for its folder before the fork
             vars(sys.modules["tempfile"])["tempdir"] = None
-        sys.path[:0] = filter(None, environment.get("PYTHONPATH", "").split(os.pathsep))
+        # As `at_start` has it, which was not imported in this process.
+        faulthandler.register(signal.SIGUSR1, file=2, all_threads=False, chain=False)
+        folders = environment.get("PYTHONPATH", "").split(os.pathsep)
+        sys.path[:0] = [folder for folder in folders if folder not in ("", AT_START)]
         if "numpy.random" in sys.modules:  # unlike Python's own generator, NumPy's does not notice a fork
             sys.modules["numpy.random"].seed()
         _end(_exit_code_of(script, *arguments))

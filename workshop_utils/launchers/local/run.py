@@ -10,7 +10,6 @@ import contextlib
 import json
 import os
 import shutil
-import signal
 import subprocess
 import sys
 import threading
@@ -31,6 +30,7 @@ from workshop_utils.runs import Run, RunState
 from workshop_utils.setup.machine import cores
 
 SUPERVISOR = Path(__file__).with_name("supervisor.py")
+AT_START = Path(__file__).with_name("at_start")
 REMOVING_SECONDS = 10.0  # at most, for the folder of a run whose supervisor was killed
 
 Event = dict[str, Any]
@@ -96,7 +96,7 @@ class ProcessGroup:
         self._control: BinaryIO = os.fdopen(control_writer, "wb", buffering=0)
         specification = {
             "owner": os.getpid(),
-            "processes": [asdict(process) for process in processes],
+            "processes": [_answering(asdict(process)) for process in processes],
             "timeout_seconds": timeout_seconds,
             "scratch": str(scratch),
             "files": files,
@@ -186,7 +186,7 @@ class ProcessRun(Run):
         self.warm = False
         self._reservation = reservation
         self._timeout_seconds = 0.0
-        self._process_states: dict[int, str] = {}  # at the time limit, by process id
+        self._hang = hang.Hang()
 
     def _start(
         self,
@@ -214,7 +214,10 @@ class ProcessRun(Run):
         elif event["event"] == "lines":
             self._receive_lines(event["name"], event["texts"], event["stream"])
         elif event["event"] == "silent":
-            self._ask_for_stacks(event["supervisor"])
+            ask = threading.Thread(
+                target=self._hang.ask, args=(self, event["supervisor"]), name="workshop-run"
+            )
+            ask.start()
         elif event["event"] == "ended":
             self._reservation.release()
             if self.device is not None:
@@ -224,15 +227,8 @@ class ProcessRun(Run):
                 reason += f"\nBefore the start there was a warning: {self.warning}"
             self._finish(state, reason)
 
-    def _ask_for_stacks(self, supervisor: int) -> None:
-        """Send SIGUSR1 to the processes that have called `place.here`, which has made them answer with their stack."""
-        asked = {start["pid"] for start in self.starts}
-        with contextlib.suppress(psutil.NoSuchProcess):
-            for process in psutil.Process(supervisor).children(recursive=True):
-                with contextlib.suppress(psutil.NoSuchProcess):
-                    self._process_states[process.pid] = process.status()
-                    if process.pid in asked:
-                        process.send_signal(signal.SIGUSR1)
+    def _stream_of(self, worker: str, text: str, stream: str) -> str:
+        return hang.STACK if self._hang.take(self, worker, text) else stream
 
     def _verdict(self, event: Event) -> tuple[RunState, str]:
         if event["outcome"] in ("succeeded", "stopped"):
@@ -248,8 +244,8 @@ class ProcessRun(Run):
 
     def _timed_out(self) -> str:
         """The message of a run that met its time limit."""
-        stacks = f"{hang.diagnosis(self, self._process_states)}{hang.shown_stacks(self)}"
-        return f"{self.name} did not end within its timeout of {self._timeout_seconds:g} s. {stacks}"
+        limit = f"its timeout of {self._timeout_seconds:g} s"
+        return f"{self.name} did not end within {limit}. {self._hang.explained(self)}"
 
     def _blame(self, name: str, code: int) -> str:
         """The message of a run that failed: the process `name` ended with `code` before any other had failed."""
@@ -260,6 +256,12 @@ class ProcessRun(Run):
         rank = next((start["rank"] for start in self.starts if start["worker"] == name), None)
         who = f"{name} (rank {rank})" if rank is not None else name
         return f"{self.name} failed: {who} {output.how(code)}{others}. {output.explained(self, [name])}"
+
+
+def _answering(process: dict[str, Any]) -> dict[str, Any]:
+    """`process` with a variable by which Python programs come to answer where they stand."""
+    paths = filter(None, [str(AT_START), process["environment"].get("PYTHONPATH")])
+    return {**process, "environment": {**process["environment"], "PYTHONPATH": os.pathsep.join(paths)}}
 
 
 def _environment_of(process: psutil.Process) -> str:

@@ -9,7 +9,8 @@ It reads one JSON line (the specification, see `run.ProcessGroup`) and writes ev
     {"event": "lines", "name": ..., "stream": "stdout" | "stderr", "texts": [...]}  at least one
     {"event": "exited", "name": ..., "code": ..., "ours": ...}  a negative code is a signal, as in subprocess; ours:
                                                                 whether that was sent here
-    {"event": "silent", "supervisor": ...}  its process id, at the timeout; the owner asks for stacks meanwhile
+    {"event": "silent", "supervisor": ...}  its process id, at the timeout; the owner asks processes for their stacks,
+                                            and sends SIGUSR2 when it has them
     {"event": "read", "folder": ...}    where asked for: all have ended, and the folder stays until the owner answers
     {"event": "ended", "outcome": "succeeded" | "failed" | "stopped" | "timeout", "name": ..., "code": ...}
 
@@ -45,7 +46,7 @@ PR_SET_CHILD_SUBREAPER = 36
 
 GRACE_SECONDS = 2.0  # between SIGTERM and SIGKILL; a failed run must be gone within five seconds
 DEATH_SECONDS = 0.2  # for a process that was killed to be gone
-STACK_SECONDS = 1.0  # for ranks that were asked for their stacks to print them
+STACK_SECONDS = 10.0  # at most, for the owner to ask for stacks
 LINE_LIMIT = 1 << 20  # a longer line is reported in parts
 
 # The folder of this program was on the path for the import above; what a warm server imports is not to see it.
@@ -73,7 +74,7 @@ class Supervisor:
         self._unended: dict[int, bytes] = {}  # what has come of each one's next line
         self._required: set[str] = set()
         self._owner: int | None = None  # a descriptor that is readable once the owner has died
-        self._told_to_stop = False
+        self._told_to_stop = self._has_stacks = False
         self._sent: set[int] = set()  # the signals sent to all
         self._unheard = False  # the owner reads no more
         self._held: list[int] = []  # descriptors that keep the processes' networks
@@ -91,6 +92,7 @@ class Supervisor:
         signal.signal(signal.SIGCHLD, lambda *_: None)
         for number in (signal.SIGTERM, signal.SIGHUP, signal.SIGINT):
             signal.signal(number, self._stop)
+        signal.signal(signal.SIGUSR2, self._heard_stacks)
         _prctl(PR_SET_CHILD_SUBREAPER, 1)
         self._wake = wake
         self._selector.register(self._control, selectors.EVENT_READ)
@@ -119,6 +121,9 @@ class Supervisor:
 
     def _stop(self, *_: object) -> None:
         self._told_to_stop = True
+
+    def _heard_stacks(self, *_: object) -> None:
+        self._has_stacks = True
 
     def _watch_owner(self, pid: int) -> None:
         # The pipe's end says it too, unless a child that the owner forked still holds the other end.
@@ -222,7 +227,7 @@ class Supervisor:
         """Turn the forked child into the process asked for: by exec, or, when warm, into the script to run."""
         os.setsid()
         signal.set_wakeup_fd(-1)
-        for number in (signal.SIGCHLD, signal.SIGTERM, signal.SIGHUP):
+        for number in (signal.SIGCHLD, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR2):
             signal.signal(number, signal.SIG_DFL)
         signal.signal(signal.SIGINT, signal.default_int_handler)
         signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGTERM})
@@ -256,8 +261,12 @@ class Supervisor:
                 return {"outcome": "stopped"}
             remaining = deadline - time.monotonic()
             if remaining <= 0:
+                for descriptor, line in self._unended.items():  # a stack would go on with it
+                    self._tell_lines(descriptor, [line] if line else [])
+                self._unended.clear()
                 self._tell({"event": "silent", "supervisor": os.getpid()})
-                self._pump_until(time.monotonic() + STACK_SECONDS, lambda: False)
+                until = time.monotonic() + STACK_SECONDS
+                self._pump_until(until, lambda: self._has_stacks or self._told_to_stop)
                 return {"outcome": "timeout"}
             for name, code in self._pump(min(remaining, 60)):  # a year is too long for a selector
                 self._required.discard(name)
@@ -290,20 +299,23 @@ class Supervisor:
         return sorted(self._reap(), key=lambda ended: ended[1])
 
     def _report_lines(self, descriptor: int) -> None:
-        name, stream = self._streams[descriptor]
         chunk = os.read(descriptor, 1 << 16)
         *lines, rest = (self._unended.pop(descriptor, b"") + chunk).split(b"\n")
         if rest and (not chunk or len(rest) > LINE_LIMIT):
             lines.append(rest)
         elif chunk:
             self._unended[descriptor] = _last_state(rest)
-        if lines:
-            texts = [_last_state(line).rstrip(b"\r").decode(errors="replace") for line in lines]
-            self._tell({"event": "lines", "name": name, "stream": stream, "texts": texts})
+        self._tell_lines(descriptor, lines)
         if not chunk:
             self._selector.unregister(descriptor)
             os.close(descriptor)
             del self._streams[descriptor]
+
+    def _tell_lines(self, descriptor: int, lines: list[bytes]) -> None:
+        name, stream = self._streams[descriptor]
+        texts = [_last_state(line).rstrip(b"\r").decode(errors="replace") for line in lines]
+        if texts:
+            self._tell({"event": "lines", "name": name, "stream": stream, "texts": texts})
 
     def _reap(self) -> list[tuple[str, int]]:
         ended: list[tuple[str, int]] = []

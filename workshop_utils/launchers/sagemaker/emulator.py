@@ -110,7 +110,7 @@ class EmulatedRun(ProcessRun):
     error = "ExecuteUserScriptError"  # of the toolkit; the SDK's drivers end with a CalledProcessError
 
     def _timed_out(self) -> str:
-        return "MaxRuntimeExceeded: the job met its time limit"
+        return f"MaxRuntimeExceeded: the job met its time limit. {self._hang.explained(self)}"
 
     def _blame(self, name: str, code: int) -> str:
         ranks = {line.worker for line in self.logs()}.difference(self.workers)  # of mpirun, which names them
