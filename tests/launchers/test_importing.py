@@ -146,7 +146,7 @@ srun torchrun --nnodes $SLURM_NNODES --nproc_per_node 4 \
     notes = "\n".join(result.notes)
     assert "abc" not in notes
     for said in (
-        "line 8: --output=%x.out",
+        "line 8: --output",
         "line 11: MASTER_ADDR",
         "line 12: WANDB_API_KEY",
         "line 16: --run",

@@ -63,11 +63,13 @@ def read(text: str, result: Imported) -> None:
 
 def _take_job(job: dict[str, Any], runtime: dict[str, Any], result: Imported, is_ours: bool) -> None:
     table, result.target, result.says["pods"] = KINDS[job["kind"]], "kubernetes", ""
-    found = take(job, table["roles"]) or {}
     result.take_fields(job, table["fields"])
-    if job["kind"] == "TrainJob":
-        found = _trainer(job, runtime, result)
-    roles = _roles(found if "workers" in table else {"": {"template": found}}, table["roles"], result)
+    if "workers" in table:
+        roles = _roles(take(job, table["roles"]) or {}, table["roles"], result)
+    else:
+        is_plain = job["kind"] == "Job"
+        template = take(job, "spec.template") if is_plain else _trainer(job, runtime, result)
+        roles = _roles({"": {"template": template}}, table["roles"], result)
     workers = [roles[name] for name in table.get("workers", [""]) if name in roles and roles[name].replicas]
     main = workers[0] if workers else Role(1, table["roles"], {})
     driver, fields = roles.get("Launcher", main), dict(main.fields)
@@ -122,16 +124,17 @@ def _roles(found: dict[str, Any], path: str, result: Imported) -> dict[str, Role
     """The pods by role."""
     roles: dict[str, Role] = {}
     for name, each in found.items():
-        at, replicas = f"{path}.{name}.template".removesuffix("..template"), copy.deepcopy(each)  # of aliases
+        at = f"{path}.{name}.template.spec" if name else path
+        replicas = copy.deepcopy(each)  # which an alias may share with another
         count, pod = take(replicas, "replicas"), take(replicas, "template.spec") or {}
         container, *others = pod.pop("containers", [{}])
         container.pop("name", None)
         for index in range(len(others)):
-            result.note(f"{at}.spec.containers[{index + 1}]")
+            result.note(f"{at}.containers[{index + 1}]")
         for where in left(replicas, f"{path}.{name}"):
             result.note(where)
         fields = pod | {f"containers[0].{field}": value for field, value in container.items()}
-        roles[name] = Role(1 if count is None else int(count), f"{at}.spec", fields)
+        roles[name] = Role(1 if count is None else int(count), at, fields)
     return roles
 
 

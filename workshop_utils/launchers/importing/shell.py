@@ -6,6 +6,7 @@ import contextlib
 import re
 import shlex
 from collections.abc import Callable, Iterator, Mapping
+from functools import partial
 from itertools import groupby
 from pathlib import PurePosixPath
 from typing import Any
@@ -106,7 +107,7 @@ def _starts(
 def _commands(text: str, result: Imported) -> Iterator[tuple[int, list[str]]]:
     """The commands of `text` in words, as they are written, with the number of the line."""
     for pattern, instead in WITHOUT_WORDS.items():
-        text = pattern.sub(lambda found, new=instead: _in_as_many_lines(found, new(found)), text)
+        text = pattern.sub(partial(_in_as_many_lines, instead), text)
     lexer = shlex.shlex(text, posix=True, punctuation_chars=SEPARATORS)
     lexer.whitespace, lexer.whitespace_split, lexer.commenters, line = " \t\r", True, "", 1
     try:
@@ -121,7 +122,8 @@ def _commands(text: str, result: Imported) -> Iterator[tuple[int, list[str]]]:
         raise JobError(f"{result.file}: a quotation is not closed, from line {line} on") from None
 
 
-def _in_as_many_lines(found: re.Match[str], text: str) -> str:
+def _in_as_many_lines(instead: Callable[[re.Match[str]], str], found: re.Match[str]) -> str:
+    text = instead(found)
     return text + "\n" * (found[0].count("\n") - text.count("\n"))
 
 
@@ -132,7 +134,7 @@ def _take_options(place: str, words: list[str], result: Imported, variables: dic
         option = f"-{name} {value}" if len(name) == 1 else f"--{name}={value}" if value else f"--{name}"
         field = COMMANDS["sbatch"]["fields"].get(name, "")
         if name in TABLES["ours"]:
-            result.note(f"{place}: {option}")
+            result.note(f"{place}: {option.split('=')[0]}", "dropped, since our script says it")
         elif not field or value == "0" or re.search(r"(^|:)(?!gpu)[a-z]\w*:\d", value):  # a model of GPU
             result.place.setdefault("options", []).append(option.strip())
         variables |= dict.fromkeys(TABLES["slurm"].get(field, ()), value)
