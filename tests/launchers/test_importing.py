@@ -258,6 +258,7 @@ limit = 172800
 estimator = PyTorch(entry_point="train.py", source_dir=".", role=sagemaker.get_execution_role(), instance_count=2,
                     instance_type="ml.g5.12xlarge", hyperparameters=hyperparameters, framework_version="2.1",
                     max_run=limit, distribution=DISTRIBUTION)
+network.train()
 estimator.fit({"train": sagemaker.inputs.TrainingInput("s3://abc/train"), "test": upload("test")})
 """
 

@@ -14,6 +14,7 @@ from workshop_utils.launchers.instances import gpus_of
 
 ESTIMATORS = ("PyTorch", "TensorFlow", "HuggingFace", "Estimator", "ModelTrainer")
 CLASS = "()"  # the key of a class's name among its arguments
+STARTS = ("fit", "train")
 SOURCES = ("s3_data", "data_source", "s3_uri", "0")  # where a channel's arguments name its data
 
 
@@ -37,8 +38,9 @@ def read(text: str, result: Imported) -> None:
         held = " and ".join(f"{_name(call)} in line {call.lineno}" for call in made) or "none"
         raise JobError(f"{result.file}: it makes {held}; it must make one of {', '.join(ESTIMATORS)}")
     fields, where, result.target = _value(made[0], names), f"line {made[0].lineno}", "sagemaker"
+    called = {ast.unparse(made[0]), *(name for name, value in names.items() if value is made[0])}
     for call in calls:
-        if _name(call) in ("fit", "train"):
+        if ast.unparse(call.func).rpartition(".")[::2] in {(each, how) for each in called for how in STARTS}:
             given = _value(call, names)
             fields["inputs"] = given.get("inputs", given.get("0", given.get("input_data_config")))
     found: dict[str, Any] = {}
@@ -123,7 +125,7 @@ def _value(node: ast.expr, names: Mapping[str, ast.expr]) -> Any:
     if isinstance(node, ast.Dict):
         pairs = [(key, value) for key, value in zip(node.keys, node.values, strict=True) if key is not None]
         return {_value(key, names): _value(value, names) for key, value in pairs}
-    if isinstance(node, ast.Call) and (_name(node)[:1].isupper() or _name(node) in ("fit", "train", "dict")):
+    if isinstance(node, ast.Call) and (_name(node)[:1].isupper() or _name(node) in (*STARTS, "dict")):
         given = {str(number): _value(each, names) for number, each in enumerate(node.args)}
         given |= {str(each.arg): _value(each.value, names) for each in node.keywords}
         return given | ({} if _name(node) == "dict" else {CLASS: _name(node)})

@@ -94,6 +94,8 @@ def _starts(
                     result.note(f"{place}: {name}", "not in environment, since the file itself uses it")
         elif words[0] in SETS_UP and result.target == "slurm":
             result.place.setdefault("setup", []).append(shlex.join(raw).replace("'", ""))
+            if "activate" in str(words):
+                result.note(f"{place}: {words[0]}", "in setup: name its Python in place.yaml, too, as python")
         elif code := take_command(list(words), trial, place):
             outer, result.says = result.says, trial.says
             yield from _starts(code, result, place, whole)
