@@ -59,6 +59,11 @@ def test_our_own_manifest_is_rendered_again_from_what_it_is_imported_to(path, pl
 def test_what_a_place_has_added_comes_back_too(name, tmp_path):
     fields = {"nodes": 2, "processes_per_node": 2, "arguments": ["--rank={rank}", 3], "timeout": "90s"}
     fields |= {"resources": {"cpu": 0.5, "memory": "3Gi", "gpu": 1}, "checkpoints": "claim:kept"}
+    fields |= {
+        "module": "train",
+        "environment": {"OMP_NUM_THREADS": "4"},
+        "data": {"a": "digits", "b": "digits"},
+    }
     before, after, _ = round_trip(
         tmp_path, TrainingJob.load(JOBS / "mnist_torch_ddp").replace(**fields), PLACES[name]
     )
@@ -174,6 +179,7 @@ apiVersion: kubeflow.org/v1
 kind: PyTorchJob
 metadata: {name: mine, namespace: team, annotations: {a: b}}
 spec:
+  nprocPerNode: auto
   pytorchReplicaSpecs:
     Master: &pods
       replicas: 1

@@ -20,8 +20,10 @@ KINDS: dict[str, dict[str, Any]] = TABLES["manifests"]
 RUNTIMES = ("TrainingRuntime", "ClusterTrainingRuntime")
 OUR_LABEL = "distributed-training-workshop"
 OUR_IMAGE = re.compile(r"(?:(.+)/)?workshop-(?:pytorch|horovod):[cg]pu(?:@.*)?")
-OUR_VARIABLES = re.compile(
-    rf"{PLACE.pattern}|PYTHONPATH|PYTHONUNBUFFERED|(OMP|TF)_NUM_\w*THREADS|SM_CHANNEL_.*|TORCH_DISABLE_SHARE_.*"
+# The variables of every pod of ours, as NAME=VALUE, with so many threads.
+OUR_VARIABLES = (
+    rf"({PLACE.pattern}|SM_CHANNEL_.*|TORCH_DISABLE_SHARE_.*)=.*|PYTHONPATH=/workshop/job|PYTHONUNBUFFERED=1"
+    r"|(OMP|TF)_NUM_\w*THREADS={}"
 )
 # What a claim is for, by the name of its volume or folder.
 CLAIMS = {"checkpoints": "check|ckpt", "outputs": "model|out|result|log|save", "data": ""}
@@ -172,11 +174,16 @@ def _take_place(main: Role, driver: Role, result: Imported, is_ours: bool) -> No
 def _take_command(driver: Role, result: Imported, is_ours: bool) -> list[str]:
     """Take the variables; the words of the command, with their values in it."""
     known = {name: word for word, names in TABLES["variables"].items() for name in names}
+    each = int(result.says.get("per_node", 1)) if is_ours else 1
+    ours = re.compile(OUR_VARIABLES.replace("{}", str(int(float(result.says["cpus_node"]) / each) or 1)))
     for each in driver.take("env") or []:
         name, value = each["name"], each.get("value", None if "valueFrom" in each else "")
-        if not (is_ours and OUR_VARIABLES.fullmatch(name)):
+        if not (is_ours and ours.fullmatch(f"{name}={value}")):
             is_secret = "secretKeyRef" in str(each)
             result.take_variable(f"{driver.path}.containers[0].env.{name}", name, value, is_secret)
+        elif name.startswith("SM_CHANNEL_") and "data_claim" in result.place:
+            result.job.setdefault("data", {})[value.rpartition("/")[2]] = "digits"
+            result.note("data", "changed: digits stands for what is on the claim")
         known[name] = UNKNOWN if value is None else str(value)
     words = [*(driver.take("command") or []), *(driver.take("args") or [])]
     words = words[words.index("python") :] if is_ours and words[:1] == ["mpirun"] else words

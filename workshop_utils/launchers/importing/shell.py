@@ -21,6 +21,7 @@ COMMANDS: dict[str, dict[str, Any]] = TABLES["commands"]
 ASSIGNMENT = re.compile(r"([A-Za-z_]\w*)\+?=(.*)", re.DOTALL)
 KNOWN = "python, torchrun, mpirun, horovodrun, accelerate or srun"
 SEPARATORS = ";|&()\n"
+OUR_START = "workshop_utils/start.py"  # fills in words on the way to the script
 KEYWORDS = ("if", "then", "else", "fi", "do", "done", "{", "}", "!")
 SETS_UP = ("module", "ml", "source", ".", "conda", "mamba", "micromamba", "spack")
 TOOLS = ("pip", "venv", "ensurepip", "http", "ipykernel", "nltk", "spacy")  # modules that are no training
@@ -219,8 +220,8 @@ def _inside(name: str, words: list[str], result: Imported, where: str) -> list[s
         return [module.replace("mpi4py", "mpi4py.run"), *words]
     if not program.get("script") or "no-python" in says or "code" in says:
         return [] if "code" in says else words
-    if words[:1] == ["workshop_utils/start.py"]:  # of ours, which fills in words on the way to the script
-        return ["python", *words[1:]]
+    if words and words[0] in (OUR_START, "-m"):  # which Python runs, in either case
+        return ["python", *words[int(words[0] == OUR_START) :]]
     if module:
         result.job["module"] = module
     elif words:
