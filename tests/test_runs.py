@@ -150,7 +150,8 @@ def test_each_process_s_log_is_a_file_of_what_it_printed_records_too(state):
 def test_with_outputs_the_logs_lie_there_and_are_listed_all_the_same(state, tmp_path):
     run = printed(outputs=str(tmp_path / "outputs"))
     assert run.log_folder.parent == tmp_path / "outputs" / "logs"
-    assert [folder.resolve() for folder in logs.runs()] == [run.log_folder]
+    other = printed(outputs=str(tmp_path / "others"))
+    assert [folder.resolve() for folder in logs.runs()] == [other.log_folder, run.log_folder]
 
 
 def test_the_last_twenty_runs_are_kept_and_one_that_still_goes_on_though_they_begin_in_one_second(state):

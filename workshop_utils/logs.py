@@ -7,9 +7,7 @@ last 20; there a link leads to the former.
 from __future__ import annotations
 
 import contextlib
-import itertools
 import os
-import re
 import shutil
 import time
 from pathlib import Path
@@ -18,7 +16,6 @@ from typing import TextIO
 from workshop_utils.cache import state_folder
 
 KEPT = 20  # runs
-RUN = re.compile(r"(?P<name>.+)-(?P<time>\d{8}-\d{6})(-(?P<number>\d+))?")
 
 
 class RunLog:
@@ -69,37 +66,30 @@ class RunLog:
 
 def runs() -> list[Path]:
     """The folders of the runs that are kept, the latest first."""
-    folder = state_folder() / "runs"
-    known = [path for path in folder.iterdir() if RUN.fullmatch(path.name)] if folder.is_dir() else []
-    return sorted(known, key=_start, reverse=True)
-
-
-def _start(folder: Path) -> tuple[str, int]:
-    match = RUN.fullmatch(folder.name)
-    assert match is not None
-    return match["time"], int(match["number"] or 1)
+    known = (state_folder() / "runs").glob("*-????????-??????*")
+    return sorted(known, key=lambda path: path.lstat().st_mtime_ns, reverse=True)
 
 
 def _made(name: str, outputs: str | None) -> Path:
     """A new folder for the logs of the run `name`. Raises OSError where there can be none."""
     kept = state_folder() / "runs"
     parent, moment = Path(outputs).absolute() / "logs" if outputs else kept, time.strftime("%Y%m%d-%H%M%S")
-    for number in itertools.count(1):
-        folder = parent / f"{name}-{moment}{f'-{number}' if number > 1 else ''}"
-        try:
-            folder.mkdir(parents=True)
-        except FileExistsError:  # of a run that began in the same second
-            if not parent.is_dir():
-                raise
-            continue
-        with contextlib.suppress(OSError):  # the logs themselves are elsewhere
-            if outputs:
-                kept.mkdir(parents=True, exist_ok=True)
-                (kept / folder.name).symlink_to(folder)
-            for old in runs()[KEPT:]:
-                _remove(old)
-        return folder
-    raise AssertionError("unreachable")
+    folder, number = parent / f"{name}-{moment}", 1
+    # Of a run that began in the same second, perhaps one with other outputs.
+    while any(os.path.lexists(each / folder.name) for each in (parent, kept)):
+        number += 1
+        folder = parent / f"{name}-{moment}-{number}"
+    try:
+        folder.mkdir(parents=True)
+    except FileExistsError:  # of one that has just begun
+        return _made(name, outputs)
+    with contextlib.suppress(OSError):  # the logs themselves are elsewhere, or another run removes old ones
+        if outputs:
+            kept.mkdir(parents=True, exist_ok=True)
+            (kept / folder.name).symlink_to(folder)
+        for old in runs()[KEPT:]:
+            _remove(old)
+    return folder
 
 
 def _remove(folder: Path) -> None:
@@ -113,14 +103,12 @@ def _remove(folder: Path) -> None:
 
 def _locked(folder: Path, alone: bool = False) -> int | None:
     """A descriptor that keeps other processes from removing `folder`; None where they do, or the system has no such."""
-    with contextlib.suppress(ImportError, OSError):
+    with contextlib.suppress(ImportError, OSError), contextlib.ExitStack() as cleanup:
         import fcntl  # not on Windows
 
         descriptor = os.open(folder, os.O_RDONLY)
-        try:
-            fcntl.flock(descriptor, (fcntl.LOCK_EX if alone else fcntl.LOCK_SH) | fcntl.LOCK_NB)
-        except OSError:
-            os.close(descriptor)
-            raise
+        cleanup.callback(os.close, descriptor)
+        fcntl.flock(descriptor, (fcntl.LOCK_EX if alone else fcntl.LOCK_SH) | fcntl.LOCK_NB)
+        cleanup.pop_all()
         return descriptor
     return None

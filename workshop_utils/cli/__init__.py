@@ -142,27 +142,27 @@ def launch(
 @app.command()
 def logs(
     run: Annotated[
-        str | None, typer.Argument(help="A run, or a job for its last one; by default the last.")
+        str | None, typer.Argument(help="A run, or how the name of the last one meant begins.")
     ] = None,
 ) -> None:
     """Show what each process of a run has printed, and where these files are; the last 20 runs are kept."""
     import shutil
 
     from workshop_utils.jobs import JobError
-    from workshop_utils.logs import RUN, runs
+    from workshop_utils.logs import runs
 
-    there = {folder.name: folder for folder in runs() if folder.is_dir()}
-    names = (name for name in there if run in (None, name, RUN.sub(r"\g<name>", name)))
-    if (name := next(names, None)) is None:
-        known = ", ".join(there) or "none yet"
+    there = [folder for folder in runs() if folder.is_dir()]
+    folder = next((each for each in there if each.name.startswith(run or "")), None)
+    if folder is None:
+        known = ", ".join(each.name for each in there) or "none yet"
         raise JobError(
             f"there is no run {run!r}; there are: {known}" if run else f"there are logs of {known}"
         )
-    for file in sorted(there[name].glob("*.log"), key=lambda path: (len(path.name), path.name)):
+    for file in sorted(folder.glob("*.log"), key=lambda path: (len(path.name), path.name)):
         typer.echo(f"==> {file.stem} <==")
         with file.open("rb") as text:
             shutil.copyfileobj(text, sys.stdout.buffer)
-    typer.echo(f"these files are in {there[name].resolve()}")
+    typer.echo(f"these files are in {folder.resolve()}")
 
 
 @app.command("import")

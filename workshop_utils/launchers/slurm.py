@@ -110,7 +110,7 @@ class Slurm(TargetSettings):
             shutil.rmtree(folder, ignore_errors=True)
             raise
         submitted = SlurmJob(job.name, number, folder, request.tasks)
-        return RemoteRun(job.name, request.workers, submitted, outputs=job.outputs)
+        return RemoteRun(job.name, request.workers, submitted, outputs=job.outputs or "")
 
     def _request(self, job: TrainingJob, folder: Path) -> SlurmRequest:
         if folder.resolve().is_relative_to(job.folder.resolve()):

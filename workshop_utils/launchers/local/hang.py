@@ -42,9 +42,7 @@ class Hang:
 
     def __init__(self) -> None:
         self.has_begun, self._seconds = False, 0.0  # since the launch
-        self._states: dict[
-            int, str
-        ] = {}  # psutil's words ("sleeping", "stopped") just before they were asked
+        self._states: dict[int, str] = {}  # psutil's words, such as "sleeping", by process
         self._ranks: dict[int, str] = {}  # as torchrun has told them, "" where it has not
         self._asked: dict[str, int] = {}  # the process that was asked last, by the name of the output
         self._lines: dict[tuple[str, int], list[str]] = {}  # of stacks, by worker and process
@@ -90,9 +88,8 @@ class Hang:
         if not (self._asked and (HEADING.match(text) or FRAME.match(text))):
             return False
         # What mpirun and its like print is their ranks', whom they name.
-        pid = self._asked.get(worker) or next(
-            (self._asked[each] for each in self._asked if each not in run.workers), 0
-        )
+        starters = (pid for name, pid in self._asked.items() if name not in run.workers)
+        pid = self._asked.get(worker) or next(starters, 0)
         self._lines.setdefault((worker, pid), []).append(text)
         return True
 
@@ -114,18 +111,13 @@ class Hang:
 
     def explained(self, run: ProcessRun) -> str:
         """Where each process stands, what it printed last, its stack, and where all that was printed is."""
-        last: dict[str, list[str]] = {worker: [] for worker in run.workers}
+        last: dict[str, list[str]] = {worker: [f"\n{worker} printed last:"] for worker in run.workers}
         for line in run.logs():
             if line.stream != STACK and line.seconds <= self._seconds:
-                last.setdefault(line.worker, []).append(line.text)
-        shown = [
-            "\n  ".join([f"\n{name} printed last:", *lines[-LAST_LINES:]])
-            for name, lines in last.items()
-            if lines
-        ]
-        more = f"\n({len(shown) - MOST_SHOWN} more)" if len(shown) > MOST_SHOWN else ""
+                last.setdefault(line.worker, [f"\n{line.worker} printed last:"]).append(line.text)
+        shown = ["\n  ".join([title, *lines[-LAST_LINES:]]) for title, *lines in last.values() if lines]
         logs = f"\nThe whole logs are in {run.log_folder}" if run.log_folder else ""
-        return "".join([self.diagnosis(run), *shown[:MOST_SHOWN], more, self.shown_stacks(run), logs])
+        return "".join([self.diagnosis(run), *shown[:MOST_SHOWN], self.shown_stacks(run), logs])
 
     def diagnosis(self, run: ProcessRun) -> str:
         """Name the workers that did not answer, or that stand elsewhere than the others, and where those wait.
@@ -145,18 +137,14 @@ class Hang:
         for worker in run.workers:
             if worker in answered:
                 continue
-            if worker not in pids:
-                if answered.issubset(run.workers):
-                    sentences.append(
-                        f"{worker} neither answered nor reported that it had started (`place.here()`)."
-                    )
-            elif self._states.get(pids[worker], "zombie") == "zombie":  # gone, or about to be
-                ended.append(worker)
-            else:
+            state = self._states.get(pids.get(worker, 0), "zombie")
+            if worker not in pids and answered.issubset(run.workers):
+                sentences.append(f"{worker} neither answered nor reported a start (`place.here()`).")
+            elif state != "zombie":
                 last = f"; its last report was of step {steps[worker]}" if worker in steps else ""
-                sentences.append(
-                    f"{worker} did not answer: its process is {self._states[pids[worker]]}{last}."
-                )
+                sentences.append(f"{worker} did not answer: its process is {state}{last}.")
+            elif worker in pids:  # gone, or about to be
+                ended.append(worker)
         for position, names in sorted(standing.items(), key=lambda item: len(item[1])):
             verb = "waits" if len(names) == 1 else "wait"
             reached = {steps[name] for name in names if name in steps}
@@ -175,10 +163,7 @@ class Hang:
         alike: dict[tuple[str, ...], list[str]] = defaultdict(list)
         for stacks in self._stacks(run).values():
             for name, frames in stacks.items():
-                calls = (
-                    f"{each['function']} ({_short(each['file'])}, line {each['line']})" for each in frames
-                )
-                alike[tuple(calls)].append(name)
+                alike[tuple(map(_called, frames))].append(name)
         return "".join(
             f"\nThe stack of {', '.join(names)}, the innermost call first:\n  " + "\n  ".join(calls)
             for calls, names in sorted(alike.items(), key=lambda item: len(item[1]))[:MOST_SHOWN]
@@ -218,6 +203,10 @@ def _frames(lines: Sequence[str]) -> Frames:
 
 def _is_the_users(frame: re.Match[str]) -> bool:
     return not NOT_THE_USERS.search(frame["file"])
+
+
+def _called(frame: re.Match[str]) -> str:
+    return f"{frame['function']} ({_short(frame['file'])}, line {frame['line']})"
 
 
 def _short(file: str) -> str:
