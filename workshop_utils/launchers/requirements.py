@@ -27,7 +27,10 @@ def require(file: Path, python: str = sys.executable) -> None:
     installed = None if python == sys.executable else _packages_of(python)
     lacking = [text for text in _lines(file) if not _is_met(text, installed)]
     if lacking:
-        install = f"uv pip install --python {shlex.quote(python)} -r {shlex.quote(str(file))}"
+        # PyTorch's packages for this machine's GPU, or for CPUs, and not those of the general index.
+        install = (
+            f"uv pip install --torch-backend=auto --python {shlex.quote(python)} -r {shlex.quote(str(file))}"
+        )
         where = "this environment" if installed is None else python
         raise JobError(
             f"{file.name} asks for {', '.join(lacking)}, which {where} lacks: `{install}` installs it, "

@@ -29,6 +29,7 @@ class SageMakerSettings(TargetSettings):
     Attributes:
         role: ARN of the role that the instances act as; its account pays.
         instance_type: one of SageMaker's training instance types, such as `"ml.c5.xlarge"`.
+        image: the full name of the image of jobs that name none; by default AWS's for what the script imports.
         region: such as `"us-east-1"`; by default that of `AWS_REGION` or `AWS_DEFAULT_REGION`.
         bucket: for source, data and models; by default `sagemaker-workshop-REGION-ACCOUNT`, made if it is missing.
         subnets, security_groups: the VPC in which the instances meet; both or none.
@@ -46,6 +47,7 @@ class SageMakerSettings(TargetSettings):
 
     role: str
     instance_type: str = "ml.c5.xlarge"
+    image: str | None = Field(default=None, min_length=1)
     region: str | None = None
     bucket: Annotated[str, Field(pattern=r"^[a-z0-9][a-z0-9.-]{1,61}[a-z0-9]$")] | None = None
     subnets: tuple[Subnet, ...] = ()

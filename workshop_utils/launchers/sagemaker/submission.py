@@ -307,29 +307,29 @@ def _is_for_torchrun(name: str) -> bool:
 
 
 def image_for(job: TrainingJob, settings: SageMakerSettings) -> str:
-    """The job's own image, or else AWS's for what its script imports and the processor of `instance_type`.
+    """The image of the job, or of the place, or else AWS's for what the script imports and for `instance_type`.
 
     Raises:
         JobError: if AWS has no such image, or the job's own lacks what starts its strategy.
     """
     packages, region = imports.packages(imports.imported(job.script_path)), settings.region_name
     needs_horovod = "horovod" in packages or job.strategy == "horovod"
-    if job.image is not None:
-        if needs_horovod and _lacks_horovod(job.image):
+    if image := job.image or settings.image:
+        if needs_horovod and _lacks_horovod(image):
             raise JobError(
-                f"image is {job.image!r}, which has no Horovod in it: AWS's last ones with it have TensorFlow 2.12, or "
+                f"image is {image!r}, which has no Horovod in it: AWS's last ones with it have TensorFlow 2.12, or "
                 "PyTorch 1.13 for GPUs. Use one of them, or build jobs/images/ and name your own image"
             )
-        if job.strategy in TENSORFLOW_STRATEGIES and re.search(r"/workshop-\w+[:@]", job.image):
+        if job.strategy in TENSORFLOW_STRATEGIES and re.search(r"/workshop-\w+[:@]", image):
             lacks = "an image of jobs/images/, which have no toolkit for TensorFlow's strategies"
             raise JobError(
-                f"image is {job.image!r}, {lacks}: leave it out, and AWS's is taken, which has TensorFlow 2.21"
+                f"image is {image!r}, {lacks}: leave it out, and AWS's is taken, which has TensorFlow 2.21"
             )
-        return job.image
+        return image
     if needs_horovod:
         raise JobError(
             "image is missing: no image of AWS has the Horovod that this script imports. Build jobs/images/ and "
-            f"name yours, such as 123456789012.dkr.ecr.{region}.amazonaws.com/workshop-horovod:cpu"
+            f"name yours in place.yaml, as image: 123456789012.dkr.ecr.{region}.amazonaws.com/workshop-horovod:cpu"
         )
     # PyTorch's image has mpi4py and NumPy in it, too.
     return _aws_image(
