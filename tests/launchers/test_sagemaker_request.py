@@ -158,6 +158,8 @@ def test_the_job_s_own_modules_stay_on_the_path(make_job):
     (job.folder / "sub" / "train.py").write_text(TORCH)
     below = body_of(job.replace(script="sub/train.py"))
     assert below["Environment"]["PYTHONPATH"] == "/opt/ml/input/data/code:/mine"
+    started = body_of(job.replace(script="sub/train.py", arguments=[1]))
+    assert started["Environment"] == below["Environment"]
 
 
 def test_nothing_of_the_user_s_own_configuration_gets_into_a_request(make_job, monkeypatch, tmp_path):

@@ -72,7 +72,7 @@ class Submission:
         if self.job.strategy in TENSORFLOW_STRATEGIES:
             # AWS's images have set it already, to the same; in others, without it, the toolkit starts plain scripts.
             module = {toolkit.STARTER: toolkit.TENSORFLOW}
-        elif self.driver and "/" in self.entry and self.is_plain:
+        elif self.driver and "/" in self.job.script:
             own = self.job.environment.get("PYTHONPATH")
             module = {"PYTHONPATH": f"{CODE}:{own}" if own else CODE}  # the toolkit sets it by itself
         return {"PYTHONUNBUFFERED": "1", **waiting, **self.job.environment, **module}
