@@ -109,6 +109,10 @@ def test_data_travel_with_a_folder_for_each_channel(make_job, tmp_path):
     unpack(packed_data(job), tmp_path / "there")
     assert (tmp_path / "there/train/corpus.txt").read_text() == "to be"
     assert len([*(tmp_path / "there/test").iterdir()]) == 4
+    (tmp_path / "data" / "more").mkdir(parents=True)
+    (tmp_path / "data" / "more" / "again").symlink_to("..")
+    with pytest.raises(JobError, match="again is a link that leads back into itself"):
+        packed_data(job.replace(data=str(tmp_path / "data")))
 
 
 def test_a_link_in_an_archive_becomes_a_copy(tmp_path):

@@ -103,15 +103,20 @@ def packed_data(job: TrainingJob) -> bytes:
 
 
 def files_below(folder: Path, inside: bool = True) -> Iterator[tuple[str, Path]]:
-    """The files below `folder` by relative path, those behind links too. Raises JobError for links that lead out."""
+    """The files below `folder` by relative path, those behind links too.
+
+    Raises:
+        JobError: for a link that leads back, or with `inside` one that leads out.
+    """
     top = folder.resolve()
     for below, subfolders, names in os.walk(folder, followlinks=True):
         subfolders[:] = sorted(set(subfolders) - LEFT_OUT)
         for path in sorted(Path(below, name) for name in {*names, *subfolders} - LEFT_OUT):
-            if inside and path.is_symlink() and path.exists():  # an editor's lock leads nowhere
+            if path.is_symlink() and path.exists():  # an editor's lock leads nowhere
                 target = path.resolve()
-                if not target.is_relative_to(top) or path.parent.resolve().is_relative_to(target):
-                    leads = "out of the folder" if not target.is_relative_to(top) else "back into itself"
+                leads_out = inside and not target.is_relative_to(top)
+                if leads_out or path.parent.resolve().is_relative_to(target):
+                    leads = "out of the folder" if leads_out else "back into itself"
                     raise JobError(
                         f"{path} is a link that leads {leads}, to {target}: copy it, or name it in data"
                     )
