@@ -48,53 +48,6 @@ def broken(job, path, value):
     return Manifest(changed(Kubernetes().render(job).resource, f"spec.template.spec.{path}", value))
 
 
-OWN = """
-import os, sys
-from pathlib import Path
-import checkpoints
-from lib.model import NAME
-from workshop_utils import place
-assert (checkpoints.OWN, NAME) == (True, "mine")
-assert Path("settings.yaml").read_text() == "rate: 1" and Path("lib/weights.bin").read_bytes() == b"\\xff\\0"
-assert Path.cwd() == Path(__file__).absolute().parent == Path(os.environ["PYTHONPATH"].split(":")[-1])
-assert sys.argv[1:] == ["--amp", "epochs=1", "{here}"]
-data = Path(os.environ["WORKSHOP_DATA"])
-assert (data / "train/corpus.txt").read_text() == Path(os.environ["SM_CHANNEL_TRAIN"], "corpus.txt").read_text()
-assert Path(os.environ["SM_CHANNEL_MY_TEST"], "test.csv").read_text() == "1,2"
-assert Path(os.environ["WORKSHOP_MODEL"]).is_dir()
-Path("logs").mkdir(exist_ok=True)
-Path("logs", f"{os.getpid()}.txt").write_text("x")
-place.report(step=1)
-"""
-
-
-@pytest.mark.parametrize(
-    ("kind", "fields"),
-    [
-        ("Job", {}),
-        ("PyTorchJob", {"strategy": "torch_ddp", "workers": 2}),
-        ("TrainJob", {"strategy": "torch_ddp", "nodes": 1, "processes_per_node": 2}),
-        ("MPIJob", {"strategy": "mpi", "workers": 2}),
-        ("TFJob", {"strategy": "multi_worker_mirrored", "workers": 2}),
-    ],
-)
-def test_the_folder_is_the_working_directory_whatever_is_in_it(make_job, tmp_path, kind, fields):
-    files = {"train/corpus.txt": b"abc", "test.csv": b"1,2"}
-    sources = {"train": str(tmp_path / "train"), "my-test": str(tmp_path / "test.csv")}
-    # With NumPy the processes are forked, but for those that mpirun or torchrun starts.
-    job = make_job("import numpy", OWN, data=sources, arguments=["--amp", "epochs=1", "{here}"], **fields)
-    own = {"checkpoints.py": b"OWN = True", "settings.yaml": b"rate: 1", "lib/weights.bin": b"\xff\0"}
-    files |= {f"job-1/{name}": content for name, content in own.items()}
-    files |= {"job-1/lib/__init__.py": b"", "job-1/lib/model.py": b"NAME = 'mine'"}
-    for name, content in files.items():
-        (tmp_path / name).parent.mkdir(exist_ok=True)
-        (tmp_path / name).write_bytes(content)
-    with EmulatedKubernetes(kind=kind).launch(job) as run:
-        run.wait(timeout_seconds=100)
-    assert len(run.records) == job.workers
-    assert not (job.folder / "logs").exists()
-
-
 MEET = """
 folder = place.checkpoint_folder()
 (folder / str(here.rank)).touch()

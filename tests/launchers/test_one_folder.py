@@ -34,15 +34,16 @@ SCRIPT = """
         if path.is_file() and not {"__pycache__", "workshop_utils", "logs"} & {*path.parts}
     }
     channels = {
-        name: {path.name: path.read_text() for path in Path(os.environ[f"SM_CHANNEL_{name.upper()}"]).iterdir()}
-        for name in ("train", "test")
+        name: {path.name: path.read_text() for path in Path(os.environ[f"SM_CHANNEL_{variable}"]).iterdir()}
+        for name in os.environ["NAMES"].split()
+        for variable in [name.upper().replace("-", "_")]
     }
     saw = {
         "rank": here.rank,
         "words": sys.argv[1:],
         "own": [checkpoints.OWN, NAME, Path("settings.yaml").read_text()],
         "files": files,
-        "channels": channels,
+        "channels": [*channels.values()],
         "in data": [(data / name).is_dir() for name in channels],
         "script": [__name__, Path(__file__).name, Path(__file__).resolve().parent == Path.cwd()],
     }
@@ -68,10 +69,11 @@ def job(make_job, tmp_path):
     (channels / "folder").mkdir(parents=True)
     (channels / "corpus.txt").write_text("to be")
     (channels / "folder" / "more.txt").write_text("or not")
-    data = {"train": str(channels / "corpus.txt"), "test": str(channels / "folder")}
 
-    def described(**fields):
-        made = make_job(SCRIPT, **{"workers": 2, "arguments": WORDS, "data": data, **fields})
+    def described(names="train my-test", **fields):
+        data = dict(zip(names.split(), [str(channels / "corpus.txt"), str(channels / "folder")], strict=True))
+        common = {"workers": 2, "arguments": WORDS, "data": data, "environment": {"NAMES": names}}
+        made = make_job(SCRIPT, **{**common, **fields})
         (made.folder / "lib").mkdir()
         (made.folder / "lib" / "__init__.py").touch()
         (made.folder / "lib" / "model.py").write_text("from .names import NAME")
@@ -92,9 +94,14 @@ TARGETS = {
     "sagemaker-local, by the script's driver": (EmulatedSageMaker, {"workers": 1}),
     "sagemaker-local, by the toolkit": (EmulatedSageMaker, {"strategy": "multi_worker_mirrored"}),
     "sagemaker-local, by the toolkit's mpirun": (EmulatedSageMaker, {"strategy": "mpi"}),
-    "kubernetes-local, PyTorchJob": (EmulatedKubernetes, {"strategy": "torch_ddp"}),
-    "kubernetes-local, TrainJob": (partial(EmulatedKubernetes, kind="TrainJob"), {"strategy": "torch_ddp"}),
-    "kubernetes-local, MPIJob": (EmulatedKubernetes, {"strategy": "mpi"}),
+    "kubernetes-local, Job": (partial(EmulatedKubernetes, kind="Job"), {"workers": 1}),
+    "kubernetes-local, PyTorchJob": (partial(EmulatedKubernetes, kind="PyTorchJob"), {"strategy": "torch_ddp"}),
+    "kubernetes-local, TFJob": (partial(EmulatedKubernetes, kind="TFJob"), {"strategy": "multi_worker_mirrored"}),
+    "kubernetes-local, TrainJob": (
+        partial(EmulatedKubernetes, kind="TrainJob"),
+        {"strategy": "torch_ddp", "nodes": 1, "processes_per_node": 2},
+    ),
+    "kubernetes-local, MPIJob": (partial(EmulatedKubernetes, kind="MPIJob"), {"strategy": "mpi"}),
 }  # fmt: skip
 
 
@@ -116,7 +123,7 @@ def to_be_seen(job):
     same = {
         "own": ["not the workshop's", "mine", "rate: 1\n"],
         "files": files,
-        "channels": {"train": {"corpus.txt": "to be"}, "test": {"more.txt": "or not"}},
+        "channels": [{"corpus.txt": "to be"}, {"more.txt": "or not"}],
         "in data": [True, True],
         "script": ["__main__", "train.py", True],
     }
@@ -130,7 +137,8 @@ def to_be_seen(job):
 @pytest.mark.parametrize("target", TARGETS)
 def test_a_script_sees_the_same_wherever_it_runs(target, job, nothing_is_left):
     make, fields = TARGETS[target]
-    described = job(**fields)
+    names = {"names": "train my_test"} if target.startswith("sagemaker") else {}  # which refuses a '-'
+    described = job(**names, **fields)
     assert seen(make(), described) == to_be_seen(described)
     is_here = target.startswith("local")
     assert (described.folder / "logs").exists() is is_here  # elsewhere a script writes into a copy
