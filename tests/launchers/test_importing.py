@@ -98,7 +98,7 @@ LINES = {
     "CUDA_VISIBLE_DEVICES=0,1 torchrun --nproc_per_node=2 train.py": ("torch_ddp", 2, None, None),
     "srun -N2 --ntasks-per-node=2 python train.py": ("torch_ddp", None, 2, 2),
     "singularity exec --nv image.sif python train.py": ("single", 1, None, None),
-    "$MAYBE torchrun --nproc_per_node=2 $X/train.py": ("torch_ddp", 2, None, None),
+    "EMPTY=\n$EMPTY\n$MAYBE torchrun --nproc_per_node=2 $X/train.py": ("torch_ddp", 2, None, None),
     'declare -a A=(\n --nproc_per_node=2\n)\nsrun -l torchrun "${A[@]}" $X/train.py': ("torch_ddp", 2, None, None),
     'CODE="\n torchrun --nproc_per_node=2 train.py"\nsrun bash -c "${CODE}"': ("torch_ddp", 2, None, None),
     'bash -lc "cd x && torchrun --nproc_per_node ${GPUS:-2} train.py > log 2>&1"': ("torch_ddp", 2, None, None),

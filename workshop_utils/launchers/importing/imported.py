@@ -16,11 +16,8 @@ from workshop_utils.launchers.output import SECRET
 
 TABLES: dict[str, Any] = yaml.safe_load(Path(__file__).with_name("tables.yaml").read_text(encoding="utf-8"))
 UNKNOWN = "\0"  # in a text: what only a shell, or a program that is not run, could compute
-# Variables that tell a process its place and its peers: every launcher sets them itself.
-PLACE = re.compile(
-    r"MASTER_(ADDR|PORT)|((LOCAL|GROUP|NODE)_)?RANK|(LOCAL_)?WORLD_SIZE|TF_CONFIG|CUDA_VISIBLE_DEVICES|(PET|SLURM|OMPI|WORKSHOP)_.*"
-    r"|(GLOO|NCCL)_SOCKET_IFNAME|HOROVOD_(RANK|SIZE|(LOCAL|CROSS|GLOO)_.*|HOSTNAME|CONTROLLER|CPU_OPERATIONS)"
-)
+PLACE = re.compile("|".join(TABLES["place"]))
+WORDS = {name: word for word, names in TABLES["variables"].items() for name in names}
 # Not all that `SECRET` takes for one: --max-tokens and --key are usual arguments.
 SECRET_ARGUMENT = re.compile(r"(?i)-.*(secret|token|passw(or)?d|(api|access)[-_]?key)")
 OPTION = re.compile(r"--[\w-]{2,}|-[A-Za-z]")

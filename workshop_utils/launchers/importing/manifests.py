@@ -14,7 +14,16 @@ import yaml
 
 from workshop_utils.jobs import JobError, parsed
 from workshop_utils.launchers.importing import shell
-from workshop_utils.launchers.importing.imported import PLACE, TABLES, UNKNOWN, Imported, left, plain, take
+from workshop_utils.launchers.importing.imported import (
+    PLACE,
+    TABLES,
+    UNKNOWN,
+    WORDS,
+    Imported,
+    left,
+    plain,
+    take,
+)
 
 KINDS: dict[str, dict[str, Any]] = TABLES["manifests"]
 RUNTIMES = ("TrainingRuntime", "ClusterTrainingRuntime")
@@ -173,7 +182,7 @@ def _take_place(main: Role, driver: Role, result: Imported, is_ours: bool) -> No
 
 def _take_command(driver: Role, result: Imported, is_ours: bool) -> list[str]:
     """Take the variables; the words of the command, with their values in it."""
-    known = {name: word for word, names in TABLES["variables"].items() for name in names}
+    known = dict(WORDS)
     each = int(result.says.get("per_node", 1)) if is_ours else 1
     ours = re.compile(OUR_VARIABLES.replace("{}", str(int(float(result.says["cpus_node"]) / each) or 1)))
     for each in driver.take("env") or []:

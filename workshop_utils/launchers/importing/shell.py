@@ -14,7 +14,7 @@ from typing import Any
 from workshop_utils.jobs import JobError, Resources
 from workshop_utils.jobs.imports import imported, packages
 from workshop_utils.jobs.quantities import bytes_of
-from workshop_utils.launchers.importing.imported import PLACE, TABLES, UNKNOWN, Imported
+from workshop_utils.launchers.importing.imported import PLACE, TABLES, UNKNOWN, WORDS, Imported
 from workshop_utils.strategies import STRATEGY_OF
 
 COMMANDS: dict[str, dict[str, Any]] = TABLES["commands"]
@@ -22,9 +22,6 @@ ASSIGNMENT = re.compile(r"([A-Za-z_]\w*)\+?=(.*)", re.DOTALL)
 KNOWN = "python, torchrun, mpirun, horovodrun, accelerate or srun"
 SEPARATORS = ";|&()\n"
 OUR_START = "workshop_utils/start.py"  # fills in words on the way to the script
-KEYWORDS = ("if", "then", "else", "fi", "do", "done", "{", "}", "!")
-SETS_UP = ("module", "ml", "source", ".", "conda", "mamba", "micromamba", "spack")
-TOOLS = ("pip", "venv", "ensurepip", "http", "ipykernel", "nltk", "spacy")  # modules that are no training
 # How workers meet, and on which machine, socket and core they run.
 PLACING = re.compile("rdzv|master|process|machine|rank|host|standalone|bind|map-by|mca|network|iface|gpu-ids")
 # What is no command, or only running it would tell, and what stands for it before a text is split into words.
@@ -65,8 +62,7 @@ def _starts(
     text: str, result: Imported, where: str, whole: str
 ) -> Iterator[tuple[str, list[str], dict[str, str]]]:
     """The commands of `text` that start Python's scripts: place, words, what has been said of the workers before."""
-    variables = {name: word for word, names in TABLES["variables"].items() for name in names}
-    variables |= result.job.get("environment", {})
+    variables = WORDS | result.job.get("environment", {})
 
     def of_variable(found: re.Match[str]) -> str:
         known = variables.get(found[1], UNKNOWN)
@@ -76,9 +72,11 @@ def _starts(
         place = f"{where}: line {line}".removeprefix(": ")
         words: list[str] = []
         for word in raw:
-            text = VARIABLE.sub(of_variable, word)
+            value = VARIABLE.sub(of_variable, word)
             is_several = VARIABLE.fullmatch(word) and not re.fullmatch("-[a-z]*c", "".join(words[-1:]))
-            words += re.sub(QUOTE, "", text).split() if is_several else [text]
+            words += re.sub(QUOTE, "", value).split() if is_several else [value]
+        if not words:  # but variables without a value
+            continue
         trial = Imported(result.file, result.folder, says=dict(result.says))
         assigned = [found for found in map(ASSIGNMENT.fullmatch, words) if found]
         if words[0] == "#SBATCH":
@@ -93,7 +91,7 @@ def _starts(
                     result.take_variable(f"{place}: {name}", name, value)
                 elif words[0] == "export":
                     result.note(f"{place}: {name}", "not in environment, since the file itself uses it")
-        elif words[0] in SETS_UP and result.target == "slurm":
+        elif words[0] in TABLES["sets_up"] and result.target == "slurm":
             result.place.setdefault("setup", []).append(shlex.join(raw).replace("'", ""))
             if "activate" in str(words):
                 result.note(f"{place}: {words[0]}", "in setup: name its Python in place.yaml, too, as python")
@@ -101,10 +99,10 @@ def _starts(
             outer, result.says = result.says, trial.says
             yield from _starts(code, result, place, whole)
             result.says = outer
-        elif "script" in trial.job or trial.job.get("module", "pip").partition(".")[0] not in TOOLS:
+        elif "script" in trial.job or trial.job.get("module", "pip").partition(".")[0] not in TABLES["tools"]:
             yield place, words, trial.says
         else:
-            result.note(f"{place}: {words[0]}")
+            result.note(f"{place}: {words[0].partition('=')[0]}")
 
 
 def _commands(text: str, result: Imported) -> Iterator[tuple[int, list[str]]]:
@@ -117,7 +115,7 @@ def _commands(text: str, result: Imported) -> Iterator[tuple[int, list[str]]]:
         for is_separator, words in groupby(lexer, lambda word: word != "" and not set(word) - {*SEPARATORS}):
             command = list(words)
             line, start = line + sum(word.count("\n") for word in command), line
-            while command and command[0] in KEYWORDS:
+            while command and command[0] in TABLES["keywords"]:
                 del command[0]
             if command and not is_separator:
                 yield start, command
