@@ -301,12 +301,14 @@ def test_a_model_trainer_is_read_too_and_what_only_sagemaker_has_is_refused(desc
     trainer = """
 from sagemaker.train import ModelTrainer
 compute = Compute(instance_type="ml.c5.xlarge", instance_count=2)
-ModelTrainer(source_code=SourceCode(source_dir="src", entry_script="train.py"), compute=compute, role="arn:a",
+ModelTrainer(training_image="a/b:1",
+             source_code=SourceCode(source_dir="src", entry_script="train.py"), compute=compute, role="arn:a",
              distributed=MPI(process_count_per_node=2)).train([InputData(channel_name="train", data_source="s3://abc/t")])
 """
     result = described_by("trainer.py", trainer)
     assert tuple(result.job.get(name) for name in WORKERS) == ("mpi", None, 2, 2)
-    assert (result.job["data"], result.place["role"]) == ({"train": "s3://abc/t"}, "arn:a")
+    assert result.job["data"] == {"train": "s3://abc/t"}
+    assert result.place == {"role": "arn:a", "image": "a/b:1", "instance_type": "ml.c5.xlarge"}
     for distribution, strategy in (
         ('{"parameter_server": {"enabled": True}}', "parameter_server"),
         ('{"smdistributed": {"dataparallel": {"enabled": True}}}', "torch_ddp"),
