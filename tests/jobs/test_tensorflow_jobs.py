@@ -4,6 +4,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from conftest import with_horovod
 from launching import job_of, killed
 
 from workshop_utils.launchers.local import Local
@@ -118,3 +119,62 @@ def test_a_coordinator_updates_by_every_batch_and_goes_on_from_the_end_of_an_epo
     )
     with pytest.raises(RunFailed, match=message):
         trained(job.replace(arguments={"epochs": epochs - 1}), tmp_path)
+
+
+# Scripts for Keras 2, as others have them: `fit` under each strategy, and what each rank's weights add up to.
+FIT = """
+    import numpy as np, tensorflow as tf
+    {before}
+    x, y = np.random.rand(64, 4).astype("float32"), np.random.rand(64, 1).astype("float32")
+    with strategy.scope():
+        model = tf.keras.Sequential([tf.keras.layers.Dense(1, input_shape=(4,))])
+        model.compile(tf.keras.optimizers.SGD(learning_rate=0.1), loss="mse")
+    model.fit(x, y, batch_size=16, epochs=2, steps_per_epoch=2, verbose=0)
+    print(sum(float(np.sum(each)) for each in model.get_weights()))
+"""
+MIRRORED_FIT = FIT.format(before="strategy = tf.distribute.MultiWorkerMirroredStrategy()")
+SERVED_FIT = FIT.format(
+    before="""
+    resolver = tf.distribute.cluster_resolver.TFConfigClusterResolver()
+    if resolver.task_type != "chief":
+        tf.distribute.Server(resolver.cluster_spec(), resolver.task_type, resolver.task_id, "grpc").join()
+    strategy = tf.distribute.ParameterServerStrategy(resolver)
+"""
+)
+HOROVOD_FIT = """
+    import numpy as np, tensorflow as tf
+    import horovod.tensorflow.keras as hvd
+    hvd.init()
+    x, y = np.random.rand(64, 4).astype("float32"), np.random.rand(64, 1).astype("float32")
+    model = tf.keras.Sequential([tf.keras.layers.Dense(1, input_shape=(4,))])
+    optimizer = hvd.DistributedOptimizer(tf.keras.optimizers.SGD(learning_rate=0.1 * hvd.size()))
+    model.compile(optimizer, loss="mse", experimental_run_tf_function=False)
+    calls = [hvd.callbacks.BroadcastGlobalVariablesCallback(0), hvd.callbacks.MetricAverageCallback()]
+    calls.append(hvd.callbacks.LearningRateWarmupCallback(initial_lr=0.1 * hvd.size(), warmup_epochs=1))
+    model.fit(x, y, batch_size=16, epochs=2, callbacks=calls, verbose=0)
+    print(sum(float(np.sum(each)) for each in model.get_weights()))
+"""
+
+
+@pytest.mark.parametrize(
+    ("strategy", "script"),
+    [
+        ("multi_worker_mirrored", MIRRORED_FIT),
+        ("parameter_server", SERVED_FIT),
+        with_horovod("horovod", HOROVOD_FIT),
+    ],
+)
+def test_a_script_for_keras_2_trains_with_it_unchanged(strategy, script, make_job):
+    pytest.importorskip("tf_keras")
+    job = make_job(script, strategy=strategy, workers=2, environment={"TF_USE_LEGACY_KERAS": "1"})
+    with Local().launch(job) as run:
+        lines = run.wait(PATIENCE_SECONDS).logs()
+    sums = [line.text for line in lines if line.stream == "stdout" and line.text[-1:].isdigit()]
+    assert len(sums) == (1 if strategy == "parameter_server" else 2)
+    assert len({*sums}) == 1
+
+
+def test_a_script_for_keras_2_that_fails_is_answered_with_it(make_job):
+    run = Local().launch(make_job(MIRRORED_FIT, strategy="multi_worker_mirrored", workers=2))
+    with pytest.raises(RunFailed, match="`workshop install tf-keras`"):
+        run.wait(PATIENCE_SECONDS)

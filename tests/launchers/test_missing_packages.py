@@ -50,6 +50,35 @@ def test_a_script_that_imports_it_is_refused_by_its_name(make_job):
     assert str(refusal.value) == SCRIPT
 
 
+def test_keras_2_is_asked_for_where_a_job_s_environment_does(make_job, monkeypatch):
+    monkeypatch.setattr(
+        environment, "find_spec", lambda name: None if name == "tf_keras" else find_spec(name)
+    )
+    with pytest.raises(
+        JobError, match=r"TF_USE_LEGACY_KERAS is '1', but tf_keras .* `workshop install tf-keras`"
+    ):
+        Local().launch(make_job("", environment={"TF_USE_LEGACY_KERAS": "1"}))
+
+
+@pytest.mark.parametrize(
+    ("script", "variables", "warned"),
+    [
+        ("import horovod.tensorflow.keras as hvd", {}, True),
+        ("from horovod.tensorflow import keras as hvd", {}, True),
+        ("import keras, horovod.keras as hvd", {}, True),
+        ("import horovod.tensorflow as hvd", {}, False),
+        ("import horovod.tensorflow.keras as hvd", {"TF_USE_LEGACY_KERAS": "1"}, False),
+        ("os.environ['TF_USE_LEGACY_KERAS'] = '1'\nimport horovod.tensorflow.keras as hvd", {}, False),
+    ],
+)
+def test_horovod_s_modules_for_keras_2_are_not_joined_with_keras_3_in_silence(
+    script, variables, warned, make_job, monkeypatch
+):
+    monkeypatch.delenv("TF_USE_LEGACY_KERAS", raising=False)
+    job = make_job(script, strategy="horovod", workers=2, environment=variables)
+    assert ("averages no gradients of Keras 3" in Local().render(job).warning) == warned
+
+
 @pytest.mark.processes
 @pytest.mark.parametrize(
     "script",

@@ -113,6 +113,36 @@ def test_without_a_traceback_the_usage_of_the_script_or_its_last_lines_are_quote
     assert explanation("\n".join([*lines, MPIRUN])) == ("Its last lines", "\n".join(lines[-12:]) + "\n")
 
 
+# Ends of what scripts for Keras 2 say under Keras 3, by the file of the last frame.
+KERAS = "keras/src/utils/traceback_utils.py"
+HVD = f'{KERAS}", line 2, in g\n    g()\n  File "/packages/horovod/_keras/callbacks.py'
+BY_KERAS_2 = (
+    (KERAS, "ValueError: Attempt to convert a value (PerReplica:{\n}) with an unsupported type"),
+    (KERAS, "ValueError: pass this dataset to ClusterCoordinator.create_per_worker_dataset."),
+    (KERAS, "TypeError: Trainer.compile() got an unexpected keyword argument 'experimental_run_tf_function'"),
+    (KERAS, "ValueError: Argument(s) not recognized: {'lr': 0.1}"),
+    (KERAS, "ValueError: The `save_format` argument is deprecated in Keras 3."),
+    ("train.py", "AttributeError: module 'keras.utils' has no attribute 'experimental'"),
+    (HVD, "AttributeError: module 'keras.backend' has no attribute 'get_value'"),
+    (HVD, "AttributeError: 'Variable' object has no attribute 'ref'"),
+)
+OTHERS = (
+    (KERAS, 'ValueError: Input 0 of layer "dense" is incompatible with the layer'),
+    (f"tf_{KERAS}", "ValueError: Attempt to convert a value (PerReplica:{\n}) with an unsupported type"),
+    (f"tf_{HVD}", "AttributeError: 'float' object has no attribute 'dtype'"),
+    ("train.py", "ValueError: pass this dataset to ClusterCoordinator.create_per_worker_dataset."),
+    ("train.py", "AttributeError: 'SGD' object has no attribute 'lr'"),
+    ("train.py", "TypeError: Trainer.fit() got an unexpected keyword argument 'workers'"),
+    ("train.py", "AttributeError: module 'keras.layers' has no attribute 'Dens'"),
+)
+
+
+@pytest.mark.parametrize(("file", "error"), [*BY_KERAS_2, *OTHERS])
+def test_what_only_a_script_for_keras_2_says_is_answered_with_keras_2(file, error):
+    _, quoted = explanation(f'{HEADING}\n  File "/packages/{file}", line 9, in f\n    f()\n{error}\n')
+    assert ("`workshop install tf-keras`" in quoted) == ((file, error) in BY_KERAS_2)
+
+
 ONE_FAILS = """
     import os, time
     print("hello", flush=True)

@@ -16,8 +16,20 @@ MOST_LINES = 10, 20  # of a traceback, from its beginning and from its end
 MOST_READ = 10_000  # lines of a log, the last ones
 MOST_AFTER = 6, 6  # of what follows it: more of its message, or what was printed while the process ended
 
+# Keras 3 lies in `keras/src`, and Keras 2, as `tf_keras`, in `tf_keras/src`.
+_KERAS_3 = (
+    r"/keras/src/[\s\S]*(PerReplica|create_per_worker_dataset|\bKeras 3|KerasTensor cannot"
+    r"|must end in `\.(keras|weights)|not recognized: \{'(lr|decay)'|/horovod/_keras/)"
+    r"|(Trainer\.compile|TensorFlowTrainer\.\w+)\(\) got an unexpected keyword"
+    r"|module 'keras[\w.]*' has no attribute '(experimental|legacy|[gs]et_value|get_session)'"
+)
 # Words in the cause of a failure, and a sentence that helps.
 HINTS = {
+    _KERAS_3: "Scripts for Keras 2 fail so under Keras 3: they need `workshop install tf-keras`, and "
+    "TF_USE_LEGACY_KERAS: 1 in the job's `environment`.",
+    "Keras cannot be imported": "TF_USE_LEGACY_KERAS asks for Keras 2, which `workshop install tf-keras` brings.",
+    r"operator torchvision::\w+ does not exist": "This torchvision fits another PyTorch, for CUDA or for CPUs alone: "
+    "`workshop install torchvision` finds the right one where it reaches PyTorch's own index.",
     r"error: unrecognized arguments: .*\b(True|False|None)\b": "In `arguments`, a bare flag is written `name:` with "
     "nothing after it, or as a word in a list, such as `[--name]`.",
 }

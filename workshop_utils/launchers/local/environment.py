@@ -169,16 +169,35 @@ def mpirun_program(reason: str) -> str:
     return program
 
 
+def keras_doubt(job: TrainingJob) -> str:
+    """That Horovod's modules for Keras 2 will not train together under Keras 3, in a sentence; "" if they may."""
+    modules, text = imported(job.script_path), job.script_path.read_text(errors="replace")
+    names = {*modules, *(f"{module}.{name}" for module in modules for name in modules[module])}
+    used = names & {"horovod.keras", "horovod.tensorflow.keras"}
+    versions = [each.version for each in metadata.distributions(name="keras")] if used else []
+    chosen = "TF_USE_LEGACY_KERAS" in {*job.environment, *os.environ} or "TF_USE_LEGACY_KERAS" in text
+    if chosen or all(version.startswith("2.") for version in versions):
+        return ""
+    return (
+        f"{min(used)} is for Keras 2, and averages no gradients of Keras 3: use horovod.tensorflow.keras with tf_keras "
+        "(`workshop install tf-keras`, and TF_USE_LEGACY_KERAS: 1 in the job's `environment`)"
+    )
+
+
 def await_packages(job: TrainingJob) -> None:
     """Wait for the job's packages, if they are being installed. Raises JobError if one that it needs is missing."""
-    framework = FRAMEWORK_OF.get(job.strategy)
-    required = packages(imported(job.script_path, always=True)) | ({framework} if framework else set())
+    asked_by = {
+        FRAMEWORK_OF[name]: f"strategy is {name!r}" for name in [job.strategy] if name in FRAMEWORK_OF
+    }
+    if job.environment.get("TF_USE_LEGACY_KERAS") == "1":
+        asked_by["tf_keras"] = "environment.TF_USE_LEGACY_KERAS is '1'"
+    required = packages(imported(job.script_path, always=True)) | asked_by.keys()
     named = packages(imported(job.script_path)) | required
     here = job.script_path.parent
     own = {path.stem for path in here.glob("*.py")} | {
         path.parent.name for path in here.glob("*/__init__.py")
     }
-    asked = named - own | ({framework} if framework else set())  # beside the script it may have its own
+    asked = named - own | asked_by.keys()  # beside the script it may have its own
 
     def is_absent(module: str) -> bool:
         return find_spec(module) is None or module in optional.missing(optional.EXTRAS[module])
@@ -190,11 +209,7 @@ def await_packages(job: TrainingJob) -> None:
         install.wait_while(lambda: install.in_progress() is not None, "The job starts when that is finished")
         elsewhere = "PYTHONPATH" in job.environment
         for module in sorted(asked & required):
-            if is_absent(module) and (module == framework or not elsewhere):
-                needs = (
-                    f"strategy is {job.strategy!r}"
-                    if module == framework
-                    else f"{job.script} imports {module}"
-                )
+            if is_absent(module) and (module in asked_by or not elsewhere):
+                needs = asked_by.get(module, f"{job.script} imports {module}")
                 brings = f"`workshop install {optional.EXTRAS[module]}` brings it"
                 raise JobError(f"{needs}, but {module} is not installed; {brings}")

@@ -21,6 +21,7 @@ from workshop_utils.launchers.local.environment import (
     check_request,
     deal_gpus,
     inherited_variables,
+    keras_doubt,
     mpirun_program,
     scratch_folder,
     shared_variables,
@@ -177,6 +178,7 @@ class Local:
             )
             for spec, variables in zip(starting, added, strict=True)
         )
+        doubts = [] if imports else [keras_doubt(job), _unslowed(job, links, specs) if self.network else ""]
         return LocalRequest(
             job,
             scratch,
@@ -187,7 +189,7 @@ class Local:
             switch=links.switch,
             network=links.description,
             device=None if self.device is None else str(self.device),
-            warning=_unslowed(job, links, specs) if self.network is not None and imports is None else "",
+            warning="; ".join(filter(None, doubts)),
         )
 
     def launch(self, job: TrainingJob) -> ProcessRun:

@@ -223,7 +223,7 @@ class ProcessRun(Run):
             if self.device is not None:
                 self.remark = host_remark(self.devices, self.workers, cores())
             state, reason = self._verdict(event)
-            if reason and self.warning:
+            if reason and self.network and self.warning:
                 reason += f"\nBefore the start there was a warning: {self.warning}"
             self._finish(state, reason)
 
