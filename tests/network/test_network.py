@@ -71,7 +71,7 @@ STAND_INS = (
 @pytest.mark.parametrize(
     ("script", "fields", "named"),
     [
-        (HERE, {}, "train.py, line 1: an address .* MASTER_ADDR and MASTER_PORT$"),
+        (HERE, {}, r"train.py, line 1: an address .* MASTER_ADDR and MASTER_PORT \("),
         ('\nx = f"tcp://localhost:{port}"', {}, "train.py, line 2:"),
         ('os.environ["MASTER_ADDR"] = "localhost"', {}, "train.py, line 1:"),
         ('store = TCPStore("localhost", 1234, 2)', {}, "train.py, line 1:"),

@@ -271,7 +271,8 @@ def _unslowed(job: TrainingJob, links: _Links, specs: Sequence[ProcessSpec]) -> 
     if sum(spec.runs_script for spec in specs) == 1:
         return "this run has one worker, so it uses no link; processes that a worker starts share its place"
     where = " and ".join(loopback_addresses(job)) if links.cables else ""
-    variables = "TF_CONFIG" if "TF_CONFIG" in specs[-1].environment else "MASTER_ADDR and MASTER_PORT"
+    torchs = "MASTER_ADDR and MASTER_PORT (in arguments, {master_addr} and {master_port})"
+    variables = "TF_CONFIG" if "TF_CONFIG" in specs[-1].environment else torchs
     return where and (
         f"{where}: an address of a process's own host, and with a network each process has a host of its own, where "
         f"the others cannot be reached; meet at the one in {variables}"
