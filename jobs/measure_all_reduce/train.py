@@ -82,9 +82,10 @@ class Library:
         here = place.here()
         self.torch, self.dist, self.name = torch, torch.distributed, here.backend
         self.device = torch.device(here.device)
-        if self.device.type == "cuda":
-            torch.cuda.set_device(self.device)
-        self.dist.init_process_group(self.name)
+        own = self.device if self.device.type == "cuda" else None
+        if own:
+            torch.cuda.set_device(own)
+        self.dist.init_process_group(self.name, device_id=own)
         self.rank, self.size = self.dist.get_rank(), self.dist.get_world_size()
 
     def zeros(self, count: int, datatype: str) -> Any:
@@ -160,16 +161,14 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, allow_abbrev=False)
     parser.add_argument("--algorithm", choices=[*ALGORITHMS, "library"], default="ring")
     parser.add_argument("--nbytes", default="1000000", help="size of an array; several, separated by commas")
-    parser.add_argument("--maxbytes", type=int, default=0, help="instead: 8, 16, 32, ... up to this")
+    parser.add_argument("--maxbytes", type=int, default=0, help="instead: 8, and twice as much up to this")
     parser.add_argument("--datatype", choices=[*ITEM_NBYTES], default="float32")
     parser.add_argument("--calls", type=int, default=0, help="timed together; 0: what takes 0.1 s")
     parser.add_argument("--repeats", type=int, default=5, help="how often each size is measured")
     options = parser.parse_args()
     sizes = [int(text) for text in str(options.nbytes).split(",")]
     if options.maxbytes:
-        sizes = [2**power for power in range(3, 64) if 2**power <= options.maxbytes]
-    if not sizes:
-        sys.exit(f"maxbytes is {options.maxbytes}; it must be at least 8")
+        sizes = [8, *(2**power for power in range(4, 64) if 2**power <= options.maxbytes)]
     if any(nbytes % 4 for nbytes in sizes):
         sys.exit(f"nbytes is {options.nbytes}; each must be a multiple of 4, the size of a float32")
     if options.datatype != "float32" and options.algorithm != "library":
