@@ -146,8 +146,8 @@ def fitted(sizes: list[int], seconds: list[float], ranks: int) -> str:
     """α + size/B with the least squares of relative errors, in words; `seconds` are those of `sizes` in bytes."""
     columns = np.stack([np.ones(len(sizes)), sizes], axis=1) / np.array(seconds)[:, None]
     alpha, slope = np.linalg.lstsq(columns, np.ones(len(sizes)), rcond=None)[0]
-    if slope <= 0:
-        return "# fit: time does not grow with size; measure larger arrays (--maxbytes)"
+    if min(alpha, slope) <= 0:
+        return "# fit: time does not grow as α + size/B does; measure larger arrays (--maxbytes)"
     messages, bandwidth = 2 * (ranks - 1), 1e-9 / slope
     path = f"α = {1e6 * alpha / messages:.3g} us, B = {bandwidth * messages / ranks:.3g} GB/s"
     return (
