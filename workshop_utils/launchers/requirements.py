@@ -27,11 +27,9 @@ def require(file: Path, python: str = sys.executable) -> None:
     installed = None if python == sys.executable else _packages_of(python)
     lacking = [text for text in _lines(file) if not _is_met(text, installed)]
     if lacking:
-        # PyTorch's packages for this machine's GPU, or for CPUs, and not those of the general index.
-        install = (
-            f"uv pip install --torch-backend=auto --python {shlex.quote(python)} -r {shlex.quote(str(file))}"
-        )
-        where = "this environment" if installed is None else python
+        # PyTorch's packages for this machine's GPU, or for CPUs; which those are on Slurm's nodes is not known.
+        where, backend = ("this environment", "--torch-backend=auto ") if installed is None else (python, "")
+        install = f"uv pip install {backend}--python {shlex.quote(python)} -r {shlex.quote(str(file))}"
         raise JobError(
             f"{file.name} asks for {', '.join(lacking)}, which {where} lacks: `{install}` installs it, "
             "and requirements: false in job.yaml (--no-requirements) launches without"
