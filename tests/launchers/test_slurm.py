@@ -292,8 +292,11 @@ def test_a_rank_finds_its_arguments_and_linked_files_and_ends_with_all_it_starte
 
 
 def test_secrets_are_neither_in_the_script_nor_readable_by_others(make_job, tmp_path):
-    job = make_job("", strategy="ring", workers=2, environment={"HF_TOKEN": "hf_123"})
+    job = make_job(
+        "", strategy="ring", workers=2, environment={"HF_TOKEN": "hf_123", "TEXT": "{node0} {port1}"}
+    )
     request = Slurm().render(job)
+    assert "export TEXT='{node0} {port1}'" in str(request)
     assert request.secrets.keys() == {"HF_TOKEN", "WORKSHOP_SECRET"}
     for value in request.secrets.values():
         assert value not in f"{request!s}{request!r}"

@@ -19,7 +19,7 @@ import secrets
 import shutil
 import subprocess
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from pathlib import Path
 from shlex import quote
 from typing import ClassVar, NamedTuple
@@ -167,7 +167,7 @@ class Slurm(TargetSettings):
             options="\n".join(f"#SBATCH {option}" for option in options),
             setup="\n".join(self.setup),
             path=quote(str(self.python.parent)),
-            exports=_exports(variables),
+            exports=_exports(variables, {name for name, _ in shared}),
             data=" ".join(map(quote, data)),
             processes="\n".join(lines),
         )
@@ -193,8 +193,9 @@ class Slurm(TargetSettings):
         return f"{command} &" if is_server else f"{self.python.name} ../task.py {command}"
 
 
-def _exports(variables: Mapping[str, str]) -> str:
-    return "\n".join(f"export {name}={_word(value)}" for name, value in variables.items())
+def _exports(variables: Mapping[str, str], with_words: Collection[str] = ()) -> str:
+    quoted = {name: (_word if name in with_words else quote)(value) for name, value in variables.items()}
+    return "\n".join(f"export {name}={value}" for name, value in quoted.items())
 
 
 def _word(text: str) -> str:
