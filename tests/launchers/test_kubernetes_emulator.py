@@ -1,6 +1,7 @@
 """Emulated pods: real processes, with the variables that an operator would set."""
 
 import json
+import os
 import re
 
 import pytest
@@ -209,3 +210,20 @@ def test_a_job_goes_on_where_a_pod_may_restart_and_has_succeeded_with_one_if_it_
     pods = {"a": "Failed", "b": "Succeeded"}
     assert reconcile(job, pods, elastic) == [("delete", "a")]
     assert reconcile({**job, "spec": {"elasticPolicy": {}}}, pods, elastic) == [("condition", "Succeeded")]
+
+
+@pytest.mark.processes
+def test_a_folder_that_an_image_holds_does_not_travel(make_job):
+    job = make_job("import os; print(os.getcwd(), open('big').read(3)); from workshop_utils import place")
+    (job.folder / "big").write_bytes(b"big" + os.urandom(2 << 20))
+    with pytest.raises(
+        JobError, match=r"folder is .*packed it has 2.1 MB \(big 2.1 MB\).*image and folder in place.yaml"
+    ):
+        EmulatedKubernetes().render(job)
+    with pytest.raises(JobError, match="folder is '/app'; name the image"):
+        EmulatedKubernetes(folder="/app").render(job)
+    target = EmulatedKubernetes(folder="/app", image="mine:1")
+    assert "workingDir: /app" in str(target.render(job))
+    with target.launch(job) as run:
+        run.wait()
+    assert [line.text for line in run.logs()] == ["/app big"]

@@ -92,6 +92,11 @@ def packed(job: TrainingJob, texts: Mapping[str, str] | None = None, left_out: I
     return _archive(files, "folder", shipped(job) | dict(texts or {}))
 
 
+def packed_modules(job: TrainingJob) -> bytes:
+    """A `.tar.gz` of what its script may import of this package, where the job's folder need not travel."""
+    return _archive({}, "folder", shipped(job))
+
+
 def packed_data(job: TrainingJob) -> bytes:
     """A `.tar.gz` of the job's data, with a folder for each channel where it has several.
 

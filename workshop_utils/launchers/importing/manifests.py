@@ -27,6 +27,7 @@ from workshop_utils.launchers.importing.imported import (
 
 KINDS: dict[str, dict[str, Any]] = TABLES["manifests"]
 RUNTIMES = ("TrainingRuntime", "ClusterTrainingRuntime")
+OUR_FOLDER = "/workshop/job"
 OUR_LABEL = "distributed-training-workshop"
 OUR_IMAGE = re.compile(r"(?:(.+)/)?workshop-(?:pytorch|horovod):[cg]pu(?:@.*)?")
 # The variables of every pod of ours, as NAME=VALUE, with so many threads.
@@ -86,6 +87,8 @@ def _take_job(job: dict[str, Any], runtime: dict[str, Any], result: Imported, is
     driver, fields = roles.get("Launcher", main), dict(main.fields)
     if is_ours:  # what our own manifests always hold, too
         take(job, "spec.runPolicy.schedulingPolicy")
+        if (folder := main.fields.get("containers[0].workingDir")) != OUR_FOLDER:
+            result.place["folder"] = folder
         for role in roles.values():
             for name in OURS if role is main else (*OURS, *OURS_ELSEWHERE):
                 role.fields.pop(name, None)

@@ -218,8 +218,9 @@ def _inside(name: str, words: list[str], result: Imported, where: str) -> list[s
         return [module.replace("mpi4py", "mpi4py.run"), *words]
     if not program.get("script") or "no-python" in says or "code" in says:
         return [] if "code" in says else words
-    if words and words[0] in (OUR_START, "-m"):  # which Python runs, in either case
-        return ["python", *words[int(words[0] == OUR_START) :]]
+    is_start = "".join(words[:1]).endswith(OUR_START)
+    if is_start or words[:1] == ["-m"]:  # which Python runs, in either case
+        return ["python", *words[is_start:]]
     if module:
         result.job["module"] = module
     elif words:

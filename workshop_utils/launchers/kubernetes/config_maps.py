@@ -27,10 +27,18 @@ def data_name(job: TrainingJob) -> str:
     return f"{job.name}-data"
 
 
-def packed(job: TrainingJob) -> bytes:
-    """The archive of the job's folder. Raises JobError if it cannot travel, or is too large for a ConfigMap."""
-    folder = str(job.folder)
-    return _fitting(source.packed(job), "folder", folder, "put what is large into an image, or on a volume")
+def packed(job: TrainingJob, in_image: bool = False) -> bytes:
+    """The archive of the job's folder; without its files if they are `in_image`.
+
+    Raises:
+        JobError: if it cannot travel, or is too large for a ConfigMap.
+    """
+    advice = (
+        "delete what an earlier run has left in it, put data on a claim (data_claim in place.yaml), or build an image "
+        "that has the folder, and say where (image and folder in place.yaml)"
+    )
+    archive = source.packed_modules(job) if in_image else source.packed(job)
+    return _fitting(archive, "folder", str(job.folder), advice)
 
 
 def packed_data(job: TrainingJob) -> bytes:
@@ -83,13 +91,13 @@ def config_maps(job: TrainingJob, archive: bytes, with_data: bool) -> list[dict[
     ]
 
 
-def as_json(job: TrainingJob) -> str:
+def as_json(job: TrainingJob, in_image: bool = False) -> str:
     """The ConfigMaps of `job` as a text for kubectl."""
-    made = config_maps(job, packed(job), with_data=True)
+    made = config_maps(job, packed(job, in_image), with_data=True)
     return json.dumps({"apiVersion": "v1", "kind": "List", "items": made})
 
 
-def printed_by(job: TrainingJob, folder: str, with_data: bool) -> str:
+def printed_by(job: TrainingJob, folder: str, with_data: bool, in_image: bool) -> str:
     """The command that prints `as_json(job)`, run where the job's folder is called `folder`."""
     fields = {"folder": folder, **job.model_dump(include={"name", "script", "module"}, exclude_defaults=True)}
     if job.needs_start:
@@ -99,7 +107,8 @@ def printed_by(job: TrainingJob, folder: str, with_data: bool) -> str:
         fields["data"] = found["training"] if isinstance(job.data, str) else found
     words = ", ".join(f"{name}={json.dumps(value)}" for name, value in fields.items())
     module = "workshop_utils.launchers.kubernetes.config_maps"
-    code = f"\nfrom {module} import TrainingJob, as_json\nprint(as_json(TrainingJob({words})))"
+    end = ", in_image=True" if in_image else ""
+    code = f"\nfrom {module} import TrainingJob, as_json\nprint(as_json(TrainingJob({words}){end}))"
     return f"python -c {shlex.quote(code)}"
 
 

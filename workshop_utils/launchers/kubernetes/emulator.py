@@ -13,9 +13,11 @@ that the operator adds, so that a mistake in the manifest shows as a run that fa
 | a failed container is restarted in its pod, later and later | the operator replaces the pod, at once |
 | a pod that is being deleted counts as failed | it is missing, and is made again whatever its policy |
 | the image's Python and its packages | this environment's |
+| a folder in the image (`folder` of place.yaml) | a copy of the job's |
+| variables of the cluster's nodes | those of your shell, which a script sees here |
 | an init container unpacks the job's archives | so does the process that watches over the pod, for each pod anew |
 | a folder where a volume is mounted | another folder, whose name replaces it in the command and the variables |
-| the claim in `data_claim` | the folder that the job's `data` names |
+| the claim in `data_claim`, read alone | the folder that the job's `data` names, in which a script may write |
 | the claim in `outputs` or `checkpoints` | a folder that all pods share, and that goes with the run |
 | a service's name and port | the loopback address and a free port |
 | mpirun starts ranks on the workers through ssh | it starts them on this machine |
@@ -44,7 +46,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from workshop_utils.jobs import JobError, TrainingJob
-from workshop_utils.launchers import output
+from workshop_utils.launchers import output, source
 from workshop_utils.launchers.kubernetes import check, config_maps, operators
 from workshop_utils.launchers.kubernetes.manifest import Manifest, build
 from workshop_utils.launchers.kubernetes.operators import Pod, pods_of, table_of, workers_in
@@ -142,6 +144,9 @@ class EmulatedPodsRun(ProcessRun):
         for pod in pods_of(manifest, lambda *_: ("127.0.0.1", next(ports))):
             archives = _unpacked(pod, carried)
             folders, files = _volumes(pod, job, self._scratch, archives)
+            if (folder := pod.container.get("workingDir")) and folder not in folders:  # in the image
+                archives["image"] = source.packed(job)
+                folders[folder] = str(_own(pod, self._scratch) / "image")
             self._in_pod |= {here: there for there, here in folders.items()}
             process = _process(pod, folders, _own(pod, self._scratch))
             self._started_with[pod.name] = process, files, archives

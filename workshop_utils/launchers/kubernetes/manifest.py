@@ -68,7 +68,12 @@ def build(job: TrainingJob, settings: KubernetesSettings) -> Manifest:
         raise JobError(
             f"timeout is {job.timeout!r}; Kubernetes counts whole seconds: 1 to {LONGEST_SECONDS}, 68 years"
         )
-    archive = config_maps.packed(job)
+    in_image = settings.folder is not None
+    if in_image and not (job.image or settings.image):
+        raise JobError(
+            f"folder is {settings.folder!r}; name the image that has the job's folder there in image"
+        )
+    archive = config_maps.packed(job, in_image)
     if settings.data_claim is None:
         config_maps.check_data(job)
     job = settings.with_defaults(job)
@@ -85,7 +90,8 @@ def build(job: TrainingJob, settings: KubernetesSettings) -> Manifest:
     unpacked = pods.unpacked(job, settings.data_claim)
     if job.resources.gpu or processes > 1:
         volumes, mounts = [*volumes, pods.SHARED_MEMORY], [*mounts, pods.SHARED_MEMORY_MOUNT]
-    script = script_words(job, script=job.script, start="workshop_utils/start.py")
+    beside = f"{pods.FOLDERS['job']}/" if in_image else ""
+    script = script_words(job, script=job.script, start=f"{beside}workshop_utils/start.py")
     pod = {
         "restart": "Never" if kind in ("TrainJob", "Job") else None,
         "selector": settings.node_selector or None,
@@ -93,7 +99,7 @@ def build(job: TrainingJob, settings: KubernetesSettings) -> Manifest:
         "image": settings.image_for(job),
         "unpack": pods.unpack(unpacked),
         "unpack_mounts": [pods.ARCHIVES, *(each for each in mounts if each["name"] in unpacked)],
-        "folder": pods.FOLDERS["job"],
+        "folder": settings.folder or pods.FOLDERS["job"],
         # After "--" torchrun takes no argument of the script, such as `--n`, for an option of its own.
         "command": [*(["torchrun", "--"] if torchrun else ["python"]), *script],
         "args": job.command_line_arguments or None if kind != "TrainJob" else None,
@@ -188,7 +194,9 @@ def _how_to(job: TrainingJob, settings: KubernetesSettings) -> str:
     manifest = (folder / config_maps.RENDERED).as_posix()
     in_checkout = (PACKAGE.parent / "pyproject.toml").is_file()
     here = "the repository's root" if in_checkout else f"{PACKAGE.parent}, where the package is installed"
-    printed = config_maps.printed_by(job, folder.as_posix(), settings.data_claim is None)
+    printed = config_maps.printed_by(
+        job, folder.as_posix(), settings.data_claim is None, settings.folder is not None
+    )
     lines = [
         f"By hand: keep this text as {manifest}; then, from {here}:",
         *f"{printed} | kubectl create{space} -f -".splitlines(),

@@ -89,6 +89,8 @@ class KubernetesSettings(TargetSettings):
         registry: where jobs/images/build.sh has pushed the workshop's images.
         image: the full name of the image of every container where the job names none; by default one of jobs/images/
             from the `registry`, that for GPUs where the job asks for one.
+        folder: where in the job's image its folder is, such as `/app`; by default the folder travels, which may have
+            1 MiB when it is packed. What of this package the script may import travels in any case.
         data_claim: a PersistentVolumeClaim that holds the data; without it the data travels in a ConfigMap, which
             holds 1 MiB at most.
         node_selector: labels that a node must have.
@@ -112,6 +114,7 @@ class KubernetesSettings(TargetSettings):
     namespace: Name = "default"
     registry: Registry | None = None
     image: str | None = Field(default=None, min_length=1)
+    folder: str | None = Field(default=None, pattern=r"^/[\w./-]+$")
     data_claim: Name | None = None
     node_selector: dict[LabelKey, LabelValue] = Field(default={})
     kind: Kind | None = None
