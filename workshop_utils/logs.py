@@ -64,6 +64,11 @@ class RunLog:
         self._files, self._lock = {}, None
 
 
+def shown(path: Path) -> str:
+    """`path` as a message has it: from the user's home folder."""
+    return str(Path("~", path.relative_to(Path.home())) if path.is_relative_to(Path.home()) else path)
+
+
 def runs() -> list[Path]:
     """The folders of the runs that are kept, the latest first."""
     known = (state_folder() / "runs").glob("*-????????-??????*")

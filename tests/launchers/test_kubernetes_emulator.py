@@ -214,7 +214,9 @@ def test_a_job_goes_on_where_a_pod_may_restart_and_has_succeeded_with_one_if_it_
 
 @pytest.mark.processes
 def test_a_folder_that_an_image_holds_does_not_travel(make_job):
-    job = make_job("import os; print(os.getcwd(), open('big').read(3)); from workshop_utils import place")
+    job = make_job(
+        "import os; print(os.getcwd(), open('big', 'rb').read(3).decode()); from workshop_utils import place"
+    )
     (job.folder / "big").write_bytes(b"big" + os.urandom(2 << 20))
     with pytest.raises(
         JobError, match=r"folder is .*packed it has 2.1 MB \(big 2.1 MB\).*image and folder in place.yaml"

@@ -7,6 +7,7 @@ import re
 import signal
 from collections.abc import Collection, Iterable, Sequence
 
+from workshop_utils import logs
 from workshop_utils.runs import Run
 
 # Names of variables and properties whose values are not shown.
@@ -88,7 +89,7 @@ def explained(run: Run, names: Collection[str]) -> str:
     cause = _cause([line.text for line in lines if line.worker == blamed] if blamed else [*map(str, lines)])
     hints = [hint for pattern, hint in HINTS.items() if re.search(pattern, cause)]
     log = run.log_folder and (run.log_folder / f"{blamed}.log" if blamed else run.log_folder)
-    where = f"The whole log is in {log}" if log and log.exists() else ""
+    where = f"The whole log is in {logs.shown(log)}" if log and log.exists() else ""
     return "\n".join(filter(None, [cause, *hints, where]))
 
 

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 
 import psutil
 
+from workshop_utils import logs
 from workshop_utils.runs import Run
 
 if TYPE_CHECKING:
@@ -116,8 +117,8 @@ class Hang:
             if line.stream != STACK and line.seconds <= self._seconds:
                 last.setdefault(line.worker, [f"\n{line.worker} printed last:"]).append(line.text)
         shown = ["\n  ".join([title, *lines[-LAST_LINES:]]) for title, *lines in last.values() if lines]
-        logs = f"\nThe whole logs are in {run.log_folder}" if run.log_folder else ""
-        return "".join([self.diagnosis(run), *shown[:MOST_SHOWN], self.shown_stacks(run), logs])
+        where = f"\nThe whole logs are in {logs.shown(run.log_folder)}" if run.log_folder else ""
+        return "".join([self.diagnosis(run), *shown[:MOST_SHOWN], self.shown_stacks(run), where])
 
     def diagnosis(self, run: ProcessRun) -> str:
         """Name the workers that did not answer, or that stand elsewhere than the others, and where those wait.

@@ -10,6 +10,7 @@ import contextlib
 import json
 import os
 import shutil
+import signal
 import subprocess
 import sys
 import threading
@@ -252,6 +253,11 @@ class ProcessRun(Run):
         if name not in self.workers:  # mpirun ends with the code of the rank that failed, and says which
             worker, killed = output.culprit(line.text for line in self.logs(worker=name))
             name, code = worker or name, killed or code
+        raised = next((line.worker for line in self.logs() if output.TRACEBACK.search(line.text)), name)
+        if code == -signal.SIGABRT and raised in self.workers and raised != name:
+            # PyTorch aborts a rank that ends while a peer has gone.
+            ended = f"{raised} raised an exception, and {name} {output.how(code)}"
+            return f"{self.name} failed: {ended}. {output.explained(self, [raised])}"
         others = "; the others were stopped" if len(self.workers) > 1 else ""
         rank = next((start["rank"] for start in self.starts if start["worker"] == name), None)
         who = f"{name} (rank {rank})" if rank is not None else name
