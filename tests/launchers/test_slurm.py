@@ -249,7 +249,7 @@ def test_requirements_are_those_of_the_nodes_python(make_job, tmp_path):
     python.write_text("#!/bin/sh\necho Num.Py 2.1\n")
     for mode, says in (
         (0o700, None),
-        (0o600, rf"{python} lacks: `uv pip install --python {python} -r"),
+        (0o600, rf"{python} lacks: `uv pip install --python {python} .num_py"),
     ):
         python.chmod(mode)
         if says is None:

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import re
 import shlex
 import subprocess
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from importlib import metadata
 from pathlib import Path
 
@@ -15,6 +16,7 @@ from packaging.utils import canonicalize_name
 
 from workshop_utils.jobs import JobError
 
+FEW = 5  # are named in a message
 # Prints name and version of every package.
 LIST = "from importlib import metadata\nfor one in metadata.distributions(): print(one.metadata['Name'], one.version)"
 
@@ -24,16 +26,30 @@ def require(file: Path, python: str = sys.executable) -> None:
 
     Options such as `--index-url` say where packages are, not which, and are passed over.
     """
-    installed = None if python == sys.executable else _packages_of(python)
-    lacking = [text for text in _lines(file) if not _is_met(text, installed)]
-    if lacking:
-        # PyTorch's packages for this machine's GPU, or for CPUs; which those are on Slurm's nodes is not known.
-        where, backend = ("this environment", "--torch-backend=auto ") if installed is None else (python, "")
-        install = f"uv pip install {backend}--python {shlex.quote(python)} -r {shlex.quote(str(file))}"
-        raise JobError(
-            f"{file.name} asks for {', '.join(lacking)}, which {where} lacks: `{install}` installs it, "
-            "and requirements: false in job.yaml (--no-requirements) launches without"
-        )
+    is_other = python != sys.executable
+    installed = _packages_of(python) if is_other else None
+    lacking = {text: _version(text, installed) for text in _lines(file) if not _is_met(text, installed)}
+    if not lacking:
+        return
+    # PyTorch's packages for this machine's GPU, or for CPUs; which those are on Slurm's nodes is not known.
+    where, backend = (python, "") if is_other else ("this environment", "--torch-backend=auto ")
+    missing = [text for text, version in lacking.items() if version is None]
+    pinned = [f"{text} where there is {version}" for text, version in lacking.items() if version is not None]
+    reasons = []
+    if missing:
+        words = f"-r {shlex.quote(str(file))}" if len(missing) > FEW else shlex.join(missing)
+        install = f"uv pip install {backend}--python {shlex.quote(python)} {words}"
+        reasons.append(f"{_few(missing)}, which {where} lacks: `{install}` installs it")
+    reasons += [_few(pinned)] if pinned else []
+    raise JobError(
+        f"{file.name} asks for {'; and for '.join(reasons)}; with requirements: false in job.yaml (--no-requirements) "
+        "the script gets what is there"
+    )
+
+
+def _few(texts: Sequence[str]) -> str:
+    more = f" and {len(texts) - FEW} more" if len(texts) > FEW else ""
+    return ", ".join(texts[:FEW]) + more
 
 
 def _lines(file: Path) -> Iterator[str]:
@@ -56,18 +72,31 @@ def _packages_of(python: str) -> dict[str, str]:
 
 
 def _is_met(text: str, installed: Mapping[str, str] | None) -> bool:
+    wanted = _requirement(text)
+    if wanted is not None and wanted.marker is not None and not wanted.marker.evaluate():
+        return True
+    version = _version(text, installed)
+    return bool(wanted and version and wanted.specifier.contains(version, prereleases=True))
+
+
+def _version(text: str, installed: Mapping[str, str] | None) -> str | None:
+    """The version of what `text` asks for that is installed; None if there is none."""
+    wanted = _requirement(text)
+    if wanted is None:
+        return None
+    if installed is not None:
+        return installed.get(canonicalize_name(wanted.name))
+    with contextlib.suppress(metadata.PackageNotFoundError):
+        return metadata.version(wanted.name)
+    return None
+
+
+def _requirement(text: str) -> Requirement | None:
+    """What a line asks for; None if that is not said in a package's name."""
     if "://" in text and "@" not in text.partition("://")[0]:  # an address: a package of that name will do
         name = re.search(r"#egg=([\w.-]+)|/([\w.-]+?)(?:\.git)?(?:@[^/]*)?/?$", text)
         text = (name[1] or name[2]) if name else text
     try:
-        wanted = Requirement(text)
+        return Requirement(text)
     except InvalidRequirement:
-        return False
-    if wanted.marker is not None and not wanted.marker.evaluate():
-        return True
-    try:
-        package = canonicalize_name(wanted.name)
-        version = metadata.version(package) if installed is None else installed[package]
-    except (KeyError, metadata.PackageNotFoundError):
-        return False
-    return wanted.specifier.contains(version, prereleases=True)
+        return None
