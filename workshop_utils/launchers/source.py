@@ -17,7 +17,8 @@ from workshop_utils.training import data
 
 PACKAGE = Path(__file__).parents[1]
 # What tools leave in a folder; and what earlier runs did, in the folders that trackers of experiments make.
-LEFT_OUT = {"__pycache__", ".ipynb_checkpoints", ".git", ".venv", "wandb", "mlruns", "lightning_logs"}
+LEFT_OUT = {"__pycache__", ".ipynb_checkpoints", ".git", ".venv"}
+TRACKERS = {"wandb", "mlruns", "lightning_logs"}  # have the runs of before, beside the script
 MOST_NBYTES = 200_000_000  # of a folder that travels with a job, before it is packed
 
 
@@ -115,8 +116,9 @@ def files_below(folder: Path, inside: bool = True) -> Iterator[tuple[str, Path]]
     """
     top = folder.resolve()
     for below, subfolders, names in os.walk(folder, followlinks=True):
-        subfolders[:] = sorted(set(subfolders) - LEFT_OUT)
-        for path in sorted(Path(below, name) for name in {*names, *subfolders} - LEFT_OUT):
+        left_out = LEFT_OUT | (TRACKERS if inside and Path(below) == folder else set())
+        subfolders[:] = sorted(set(subfolders) - left_out)
+        for path in sorted(Path(below, name) for name in {*names, *subfolders} - left_out):
             if path.is_symlink() and path.exists():  # an editor's lock leads nowhere
                 target = path.resolve()
                 leads_out = inside and not target.is_relative_to(top)
