@@ -171,6 +171,8 @@ def main() -> None:
         sizes = [8, *(2**power for power in range(4, 64) if 2**power <= options.maxbytes)]
     if any(nbytes % 4 for nbytes in sizes):
         sys.exit(f"nbytes is {options.nbytes}; each must be a multiple of 4, the size of a float32")
+    if options.repeats < 1:
+        sys.exit(f"repeats is {options.repeats}; it must be at least 1")
     if options.datatype != "float32" and options.algorithm != "library":
         sys.exit(f"datatype is {options.datatype!r}; NumPy has none: use float32, or --algorithm library")
 
