@@ -419,7 +419,7 @@ def strategy_of(job: TrainingJob) -> Strategy:
     strategy = STRATEGIES[job.strategy]
     strategy.check(job)
     if job.resources.gpu and (reason := why_no_gpu(job)):
-        idle = f"script {job.script!r} {reason}"
+        idle = f"script {job.program!r} {reason}"
         advice = "leave resources.gpu out, or set it to 0 (--gpus 0)"
         raise JobError(f"resources.gpu is {job.resources.gpu}, and {idle}; {advice}")
     return strategy

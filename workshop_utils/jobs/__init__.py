@@ -180,6 +180,10 @@ class Description(BaseModel):
     def _read(cls, file: Path, example: str, **fields: Any) -> Self:
         """The description in a YAML file such as `example`, with `fields` that it may not hold. Raises JobError."""
         values = _read_yaml(file, example)
+        if isinstance(
+            values.get("arguments"), list
+        ):  # words of a command line: 1.10, on and 007 as they are written
+            values |= {"arguments": yaml.load(file.read_text(encoding="utf-8"), yaml.BaseLoader)["arguments"]}
         for name in fields.keys() & values.keys():
             raise JobError(f"{file}: {name}: unknown field; a job.yaml's {name} is the one it lies in")
         try:
@@ -313,9 +317,7 @@ class TrainingJob(Description):
             )
         if not self.script_path.is_file():
             field = "script" if self.module is None else "module"
-            raise ValueError(
-                f"{field} is {self.module or self.script!r}; there is no such file in {self.folder or '.'}"
-            )
+            raise ValueError(f"{field} is {self.program!r}; there is no such file in {self.folder or '.'}")
         if self.script_path.suffix in (".sh", ".bash", ".slurm", ".sbatch"):
             raise ValueError(
                 f"script is {self.script!r}; it must be Python's: `workshop import {self.script}` makes a job of what "
@@ -331,6 +333,11 @@ class TrainingJob(Description):
             return self.folder / self.script
         path = self.folder.joinpath(*self.module.split("."))
         return path / "__main__.py" if path.is_dir() else path.with_suffix(".py")
+
+    @property
+    def program(self) -> str:
+        """What is run, for messages: the script or the module."""
+        return self.module or self.script
 
     @property
     def needs_start(self) -> bool:

@@ -40,6 +40,20 @@ def test_arguments_are_the_words_that_a_script_wants(make_job, arguments, words)
     assert not job.needs_start
 
 
+def test_words_of_a_list_are_as_they_are_written(make_job):
+    folder = make_job("").folder
+    (folder / "job.yaml").write_text("name: j\narguments: [--v, 1.10, --on, yes, 12:30, 007, ~]")
+    assert TrainingJob.load(folder).command_line_arguments == [
+        "--v",
+        "1.10",
+        "--on",
+        "yes",
+        "12:30",
+        "007",
+        "~",
+    ]
+
+
 def test_named_arguments_are_merged_and_follow_a_list(make_job):
     assert make_job("", arguments={"a-b": 1}).replace(arguments={"c-d": None}).arguments == {
         "a-b": 1,

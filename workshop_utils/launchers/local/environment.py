@@ -210,6 +210,6 @@ def await_packages(job: TrainingJob) -> None:
         elsewhere = "PYTHONPATH" in job.environment
         for module in sorted(asked & required):
             if is_absent(module) and (module in asked_by or not elsewhere):
-                needs = asked_by.get(module, f"{job.script} imports {module}")
+                needs = asked_by.get(module, f"{job.program} imports {module}")
                 brings = f"`workshop install {optional.EXTRAS[module]}` brings it"
                 raise JobError(f"{needs}, but {module} is not installed; {brings}")

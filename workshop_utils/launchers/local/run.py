@@ -245,8 +245,8 @@ class ProcessRun(Run):
 
     def _timed_out(self) -> str:
         """The message of a run that met its time limit."""
-        limit = f"its timeout of {self._timeout_seconds:g} s"
-        return f"{self.name} did not end within {limit}. {self._hang.explained(self)}"
+        late = f"{self.name} did not end within its timeout of {self._timeout_seconds:g} s"
+        return f"{late}. {self._hang.explained(self)}"
 
     def _blame(self, name: str, code: int) -> str:
         """The message of a run that failed: the process `name` ended with `code` before any other had failed."""

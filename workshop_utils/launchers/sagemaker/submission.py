@@ -240,7 +240,7 @@ def _check_gpus(job: TrainingJob, instance_type: str) -> None:
             raise JobError(f"resources.gpu is {each}, and {lacking}")
         return
     if reason := imports.why_no_gpu(job):
-        idle = f"script {job.script!r} {reason}; take one such as ml.c5.xlarge"
+        idle = f"script {job.program!r} {reason}; take one such as ml.c5.xlarge"
         raise JobError(f"instance_type is {instance_type}, whose GPUs you would pay for, and {idle}")
     count = gpus_of(instance_type)
     needed = max(1, each) * per_host  # a script that can use a GPU takes one, even if the job asks for none
