@@ -19,7 +19,7 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from importlib.abc import MetaPathFinder
 from importlib.machinery import ModuleSpec, PathFinder
-from importlib.metadata import version
+from importlib.metadata import metadata, version
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -44,6 +44,10 @@ def install(extras: Sequence[str], *, wheel: Path | None = None, in_background: 
     for extra in extras:
         if extra not in (names := [*optional.MODULES, "all"]):
             raise SetupError(f"EXTRA is {extra!r}; it must be one of {', '.join(names)}")
+        if extra not in (metadata("workshop-utils").get_all("Provides-Extra") or ()):  # after a `git pull`
+            raise SetupError(
+                f"this environment was made before there was {extra!r}: bring it up to date by `make setup`"
+            )
     if wheel:
         horovod_build.require_wheel(wheel)
     elif "horovod" in extras and not horovod_build.wheels():
