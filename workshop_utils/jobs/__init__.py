@@ -71,6 +71,10 @@ def _number_to_text(value: object) -> object:
 
 def _arguments(value: Any) -> dict[str, Any] | tuple[Any, ...]:
     """The arguments as a mapping or a list has them. Raises what says which of them is wrong."""
+            if re.search(r"^-|\s", key):
+                raise JobError(
+                    f"{key} is no name of an argument; it must be as in 'lr: 0.1', which is --lr 0.1"
+                )
     if isinstance(value, Mapping) and all(isinstance(key, str) for key in value):
         for key, each in value.items():
             is_list = isinstance(each, list | tuple)
