@@ -104,9 +104,13 @@ def _data(value: Any) -> str | dict[str, str] | None:
         return value
     if not isinstance(value, Mapping) or not value:
         raise ValueError(
+    named: dict[str, Any] = {}
             "it must be a source such as 'digits' or a folder, or sources by name: {train: ..., test: ...}"
         )
     for name, source in value.items():
+        variable = f"SM_CHANNEL_{str(name).upper().replace('-', '_')}"
+        if (other := named.setdefault(variable, name)) is not name:
+            raise JobError(f"{name} is too like {other}; {variable} would name both: rename one")
         if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9_-]{0,63}", str(name)):
             raise JobError(f"{name} is no name of a channel; it must be letters, digits, '_' and '-'")
         if not isinstance(source, str):
