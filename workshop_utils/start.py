@@ -6,19 +6,21 @@ arguments it reads them from `start.json` beside it. It needs the standard libra
 
 import json
 import os
+import re
 import sys
 from pathlib import Path
 
-# By word: the attribute of `place.here()`.
-WORDS = {
-    **{
-        name: name
-        for name in ("role", "index", "rank", "world_size", "local_rank", "local_world_size", "node_rank")
-    },
-    **{"data": "data_folder", "model": "model_folder"},
+# Attributes of `place.here()`.
+WORDS = ("role", "index", "rank", "world_size", "local_rank", "local_world_size", "node_rank")
+# And variables, which launchers set.
+VARIABLES = {
+    "data": "WORKSHOP_DATA",
+    "model": "WORKSHOP_MODEL",
+    "master_addr": "MASTER_ADDR",
+    "master_port": "MASTER_PORT",
 }
-# And variables, which PyTorch's launchers set.
-VARIABLES = {"master_addr": "MASTER_ADDR", "master_port": "MASTER_PORT"}
+# What is to be filled in is the first group; it is empty for a word in two pairs of braces, which stays.
+PATTERN = re.compile(rf"\{{\{{\w+\}}\}}|\{{({'|'.join((*WORDS, *VARIABLES))})\}}")
 
 
 def main() -> None:
@@ -30,18 +32,19 @@ def main() -> None:
     from workshop_utils import place
 
     here = place.from_environment(os.environ)
-    known = {f"{{{word}}}": getattr(here, name) for word, name in WORDS.items()}
-    known |= {f"{{{word}}}": os.environ.get(name) for word, name in VARIABLES.items()}
-    filled = []
-    for argument in sys.argv[1:] or json.loads(Path(__file__).with_name("start.json").read_text()):
-        for word, value in known.items():
-            if word in argument and value is None:
-                sys.exit(
-                    f"argument {argument!r}: {word} is not known to {here.name}, which has no such place"
-                )
-            argument = argument.replace(word, str(value))
-        filled.append(argument)
-    os.execv(sys.executable, [sys.executable, *filled])
+
+    def fill(match: re.Match[str]) -> str:
+        word = match[1]
+        if word is None:
+            return match[0]
+        value = os.environ.get(VARIABLES[word]) if word in VARIABLES else getattr(here, word)
+        if value is None:
+            without = f"argument {match.string!r}: {here.name} has no {word}"
+            sys.exit(f"{without}; leave {match[0]} out, or launch the job with it")
+        return str(value)
+
+    arguments = sys.argv[1:] or json.loads(Path(__file__).with_name("start.json").read_text())
+    os.execv(sys.executable, [sys.executable, *(PATTERN.sub(fill, argument) for argument in arguments)])
 
 
 if __name__ == "__main__":

@@ -37,8 +37,6 @@ StrategyName = Literal[
 ]
 StorageKind = Literal["folder", "s3", "claim"]
 PROCESS_NAME = re.compile(r"[a-z]+-\d+")
-# What `start.py` fills in, on the process itself.
-WORDS = re.compile(rf"\{{({'|'.join(start.WORDS | start.VARIABLES)})\}}")
 
 
 class PlainError(Exception):
@@ -71,12 +69,12 @@ def _number_to_text(value: object) -> object:
 
 def _arguments(value: Any) -> dict[str, Any] | tuple[Any, ...]:
     """The arguments as a mapping or a list has them. Raises what says which of them is wrong."""
+    if isinstance(value, Mapping) and all(isinstance(key, str) for key in value):
+        for key, each in value.items():
             if re.search(r"^-|\s", key):
                 raise JobError(
                     f"{key} is no name of an argument; it must be as in 'lr: 0.1', which is --lr 0.1"
                 )
-    if isinstance(value, Mapping) and all(isinstance(key, str) for key in value):
-        for key, each in value.items():
             is_list = isinstance(each, list | tuple)
             if is_list and not each:
                 raise JobError(f"{key} is []; it must hold a value, or be left empty (null) for a bare flag")
@@ -104,15 +102,15 @@ def _data(value: Any) -> str | dict[str, str] | None:
         return value
     if not isinstance(value, Mapping) or not value:
         raise ValueError(
-    named: dict[str, Any] = {}
             "it must be a source such as 'digits' or a folder, or sources by name: {train: ..., test: ...}"
         )
+    named: dict[str, Any] = {}
     for name, source in value.items():
+        if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9_-]{0,63}", str(name)):
+            raise JobError(f"{name} is no name of a channel; it must be letters, digits, '_' and '-'")
         variable = f"SM_CHANNEL_{str(name).upper().replace('-', '_')}"
         if (other := named.setdefault(variable, name)) is not name:
             raise JobError(f"{name} is too like {other}; {variable} would name both: rename one")
-        if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9_-]{0,63}", str(name)):
-            raise JobError(f"{name} is no name of a channel; it must be letters, digits, '_' and '-'")
         if not isinstance(source, str):
             raise JobError(f"{name} is {_short(source)}; it must be a source such as 'digits' or a folder")
     return {str(name): source for name, source in value.items()}
@@ -350,7 +348,7 @@ class TrainingJob(Description):
     @property
     def needs_start(self) -> bool:
         """Whether the arguments hold words that `start.py` fills in."""
-        return any(WORDS.search(word) for word in self.command_line_arguments)
+        return any(any(start.PATTERN.findall(word)) for word in self.command_line_arguments)
 
     @property
     def channels(self) -> dict[str, str]:

@@ -1,11 +1,13 @@
 """Scripts as other people write them: their arguments, their data, their packages."""
 
 import json
+import sys
 from pathlib import Path
 
 import numpy
 import pytest
 
+from workshop_utils import start
 from workshop_utils.jobs import JobError, TrainingJob
 from workshop_utils.launchers.local import Local, environment
 
@@ -31,7 +33,7 @@ def told(job):
         ({"epochs": 2, "b": 8}, ["-b", "8", "--epochs", "2"]),
         ({"amp": None, "layers": [1, 2]}, ["--amp", "--layers", "1", "2"]),
         ([3, "--amp", "--lr=0.1", "trainer.epochs=1"], ["3", "--amp", "--lr=0.1", "trainer.epochs=1"]),
-        (["{x}", '{"rank": 1}', "{port}", "{script}"], ["{x}", '{"rank": 1}', "{port}", "{script}"]),
+        (["{x}", '{"rank": 1}', "{port}", "{{rank}}"], ["{x}", '{"rank": 1}', "{port}", "{{rank}}"]),
     ],
 )
 def test_arguments_are_the_words_that_a_script_wants(make_job, arguments, words):
@@ -70,12 +72,23 @@ def test_named_arguments_are_merged_and_follow_a_list(make_job):
 @pytest.mark.parametrize("strategy", ["torch_ddp", "mpi"])
 def test_each_process_fills_in_its_own_rank(make_job, strategy):
     job = make_job(
-        TELLS, strategy=strategy, workers=2, arguments=["--at={rank}/{world_size}", "{braces}", "a b"]
+        TELLS,
+        strategy=strategy,
+        workers=2,
+        arguments=["--at={rank}/{world_size}", "{a:{rank}}", "{{rank}}", "a b"],
     )
     found = told(job)
     assert [found[f"worker-{n}"]["words"] for n in range(2)] == [
-        [f"--at={n}/2", "{braces}", "a b"] for n in range(2)
+        [f"--at={n}/2", f"{{a:{n}}}", "{{rank}}", "a b"] for n in range(2)
     ]
+
+
+def test_a_word_that_stands_for_nothing_ends_the_process(monkeypatch):
+    monkeypatch.setattr(sys, "path", [*sys.path])
+    monkeypatch.setattr(sys, "argv", ["start.py", "train.py", "--in={data}"])
+    monkeypatch.delenv("WORKSHOP_DATA", raising=False)
+    with pytest.raises(SystemExit, match=r"'--in=\{data\}': worker-0 has no data; leave \{data\} out"):
+        start.main()
 
 
 @pytest.mark.processes
