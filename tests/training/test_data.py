@@ -118,7 +118,7 @@ def test_downloaded_digits_that_cannot_be_trained_on_are_refused_in_words(folder
         prepare(f"{server.url}/mine")
 
 
-def test_any_folder_is_used_in_place_and_a_file_gets_a_folder_of_its_own(tmp_path):
+def test_any_folder_is_used_in_place_and_a_file_gets_a_folder_of_its_own_while_it_is_there(tmp_path):
     corpus = tmp_path / "corpus.txt"
     corpus.write_text("to be")
     assert prepare(str(tmp_path)) == tmp_path
@@ -126,6 +126,9 @@ def test_any_folder_is_used_in_place_and_a_file_gets_a_folder_of_its_own(tmp_pat
     assert [path.name for path in folder.iterdir()] == ["corpus.txt"]
     corpus.write_text("or not to be")
     assert (folder / "corpus.txt").read_text() == "or not to be"
+    corpus.rename(tmp_path / "renamed.txt")
+    assert prepare(str(tmp_path / "renamed.txt")).is_dir()
+    assert not folder.exists()
 
 
 def test_channels_are_folders_of_one_folder(tmp_path):

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
+import shutil
 import struct
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -98,16 +99,22 @@ def prepare_all(data: str | Mapping[str, str]) -> Path:
 
 
 def _linked(paths: Mapping[str, Path]) -> Path:
-    """A folder of the cache that holds, by name, a link to each path."""
+    """A folder of the cache that holds, by name, a link to each path; those whose paths are gone go too."""
     key = hashlib.sha256("\0".join(f"{name}\0{path}" for name, path in sorted(paths.items())).encode())
 
-    def make(_: str, folder: Path) -> None:
+    folder = cache_folder() / f"links-{key.hexdigest()[:16]}"
+    with contextlib.suppress(OSError):  # another process may be doing the same
+        for link in folder.parent.glob("links-*/*"):
+            if not link.exists():
+                shutil.rmtree(link.parent, ignore_errors=True)
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
         for name, path in paths.items():
-            (folder / name).symlink_to(path)
-
-    return _cached(
-        ", ".join(map(str, paths.values())), f"links-{key.hexdigest()[:16]}", make, check=lambda *_: None
-    )
+            with contextlib.suppress(FileExistsError):
+                (folder / name).symlink_to(path)
+    except OSError as error:
+        raise _unwritable(", ".join(map(str, paths.values())), error) from error
+    return folder
 
 
 def scheme_of(source: str) -> str:
@@ -140,40 +147,38 @@ def arrays(folder: Path) -> Arrays:
     return Arrays(*train.arrays(), *test.arrays(), train.height, train.width)
 
 
-def _cached(
-    source: str,
-    name: str,
-    make: Callable[[str, Path], None],
-    check: Callable[[str, Path], None] | None = None,
-) -> Path:
-    """The folder `name` of the cache; where it is missing, or fails the `check`, `make(source, folder)` fills it."""
-    check = check or _check_contents
+def _unwritable(source: str, error: OSError) -> DataError:
+    reason = f"the cache folder {cache_folder()} cannot be written ({error.strerror})"
+    return DataError(source, f"{reason}; set WORKSHOP_CACHE to a folder that can")
+
+
+def _cached(source: str, name: str, make: Callable[[str, Path], None]) -> Path:
+    """The folder `name` of the cache; where it is missing or damaged, `make(source, folder)` fills it."""
     folder = cache_folder() / name
     if folder.is_dir():
         with contextlib.suppress(DataError):
-            check(source, folder)
+            _check_contents(source, folder)
             return folder
     try:
         folder.parent.mkdir(parents=True, exist_ok=True)
         scratch = TemporaryDirectory(prefix=f".{name}.", dir=folder.parent)
     except OSError as error:
-        reason = f"the cache folder {folder.parent} cannot be written ({error.strerror})"
-        raise DataError(source, f"{reason}; set WORKSHOP_CACHE to a folder that can") from error
+        raise _unwritable(source, error) from error
     with scratch:
         unfinished = Path(scratch.name, name)
         unfinished.mkdir()
         make(source, unfinished)
-        check(source, unfinished)
+        _check_contents(source, unfinished)
         try:
             unfinished.rename(folder)
         except OSError:  # there is one: damaged, or made by another process meanwhile
             with contextlib.suppress(DataError):
-                check(source, folder)
+                _check_contents(source, folder)
                 return folder
             with contextlib.suppress(OSError):
                 folder.rename(Path(scratch.name, "damaged"))
                 unfinished.rename(folder)
-            check(source, folder)
+            _check_contents(source, folder)
     return folder
 
 
