@@ -57,31 +57,37 @@ def test_an_archive_is_unpacked_into_its_folder_and_nowhere_else(tmp_path):
     assert [*tmp_path.rglob("*")] == [folder, folder / "inside", folder / "inside/file"]
 
 
-def test_a_folder_travels_whole_with_any_kind_of_file_but_not_what_the_job_writes(make_job, tmp_path):
-    job = make_job("", outputs=str(tmp_path / "job-0" / "out"))
-    job = job.replace(outputs=str(job.folder / "out"))
+def test_a_folder_travels_whole_but_for_what_the_job_reads_and_writes_and_for_secrets(make_job, tmp_path):
+    job = make_job("")
+    fields = {"outputs": str(job.folder / "out"), "data": {"train": str(job.folder / "corpora/train")}}
+    job = job.replace(**fields, checkpoints=str(job.folder))  # the script's own folder travels all the same
+    stays = {"out/model", "corpora/train/a.txt", "venv/pyvenv.cfg", ".env", ".aws/credentials", "lib/key.pem"}
     for name, content in (
         ("lib/model.py", b"x = 1"),
+        ("env/model.py", b""),
         ("checkpoints.py", b""),
         ("logo.png", b"\x89PNG\xff"),
-        ("out/model", b""),
+        *((name, b"") for name in stays),
     ):
-        (job.folder / name).parent.mkdir(exist_ok=True)
+        (job.folder / name).parent.mkdir(parents=True, exist_ok=True)
         (job.folder / name).write_bytes(content)
+    (job.folder / "results").mkdir()
     (job.folder / "run.sh").write_text("echo")
     (job.folder / "run.sh").chmod(0o755)
     archive = packed(job)
     unpack(archive, tmp_path / "there")
-    there = {path.relative_to(tmp_path / "there").as_posix() for path in (tmp_path / "there").rglob("*.*")}
+    there = {path.relative_to(tmp_path / "there").as_posix() for path in (tmp_path / "there").rglob("*")}
     assert {
         "train.py",
         "lib/model.py",
+        "env/model.py",
         "checkpoints.py",
         "logo.png",
         "run.sh",
+        "results",
         "workshop_utils/place.py",
     } <= there
-    assert not (tmp_path / "there" / "out").exists()
+    assert not stays & there
     assert (tmp_path / "there" / "logo.png").read_bytes() == b"\x89PNG\xff"
     assert os.access(tmp_path / "there" / "run.sh", os.X_OK)
     assert packed(job) == archive
@@ -91,7 +97,7 @@ def test_a_folder_travels_whole_with_any_kind_of_file_but_not_what_the_job_write
     ("spoil", "said"),
     [
         (lambda folder: (folder / "data").symlink_to("/etc"), "data is a link that leads out of the folder, to /etc"),
-        (lambda folder: (folder / "again").symlink_to("."), "again is a link that leads back into itself"),
+        (lambda folder: _link_to_each_other(folder / "x", folder / "y"), "x/l/l is a link that leads back into itself"),
         (lambda folder: (folder / "workshop_utils").mkdir() or (folder / "workshop_utils/a.py").touch(), "rename it"),
         (lambda folder: os.truncate(os.open(folder / "big", os.O_RDWR | os.O_CREAT), 3 * 10**9), r"big 3,000.0 MB"),
     ],
@@ -126,6 +132,12 @@ def test_a_link_in_an_archive_becomes_a_copy(tmp_path):
     written = unpack(content.getvalue(), tmp_path / "folder")
     assert [path.name for path in written] == ["last", "newest", "same"]
     assert all(path.read_text() == "weights" and not path.is_symlink() for path in written)
+
+
+def _link_to_each_other(*folders):
+    for folder, other in zip(folders, reversed(folders), strict=True):
+        folder.mkdir()
+        (folder / "l").symlink_to(other)
 
 
 def _archive(name, links_to=""):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import gzip
 import io
 import os
+import re
 import tarfile
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
@@ -16,8 +17,10 @@ from workshop_utils.strategies import strategy_of
 from workshop_utils.training import data
 
 PACKAGE = Path(__file__).parents[1]
-# What tools leave in a folder; and what earlier runs did, in the folders that trackers of experiments make.
-LEFT_OUT = {"__pycache__", ".ipynb_checkpoints", ".git", ".venv"}
+# What tools leave in a folder, and where people keep passwords and keys.
+LEFT_OUT = re.compile(
+    r"__pycache__|node_modules|\.(ipynb_checkpoints|git|venv|tox|env|env\..*|ssh|aws|netrc)|.*\.pem"
+)
 TRACKERS = {"wandb", "mlruns", "lightning_logs"}  # have the runs of before, beside the script
 MOST_NBYTES = 200_000_000  # of a folder that travels with a job, before it is packed
 
@@ -42,7 +45,7 @@ def shipped(job: TrainingJob) -> dict[str, str]:
 
 
 def unpack(archive: bytes, folder: Path) -> list[Path]:
-    """Write the files of a `.tar.gz` into `folder`, and nothing outside it, no device and no odd owner; their paths.
+    """Write what a `.tar.gz` holds into `folder`, and nothing outside it, no device and no odd owner; the files' paths.
 
     In place of a link to a file stands a copy of that file.
 
@@ -59,31 +62,30 @@ def unpack(archive: bytes, folder: Path) -> list[Path]:
             path = folder / member.name
             if not path.resolve().is_relative_to(folder.resolve()) or not (content or member.isdir()):
                 raise tarfile.ExtractError(f"{member.name!r} is no file or folder below the archive's own")
-            if content:
-                contents.append((path, member.mode, content))
+            contents.append((path, member.mode, content))
         for path, mode, content in contents:
-            path.parent.mkdir(parents=True, exist_ok=True)
-            path.write_bytes(content.read())
-            path.chmod(0o600 | mode & 0o755)
-        return [path for path, *_ in contents]
+            (path.parent if content else path).mkdir(parents=True, exist_ok=True)
+            if content:
+                path.write_bytes(content.read())
+                path.chmod(0o600 | mode & 0o755)
+        return [path for path, _, content in contents if content]
 
 
 def packed(job: TrainingJob, texts: Mapping[str, str] | None = None, left_out: Iterable[str] = ()) -> bytes:
     """A `.tar.gz` of the job's folder, with the modules that its script may import beside the script.
 
-    It holds what a link points to in place of the link, which would lead nowhere on another machine. What the job
-    itself writes into its folder, as `outputs` and `checkpoints`, stays. `texts` are more files, by name, and what the
-    names in `left_out` are called stays as well.
+    It holds what a link points to in place of the link, which would lead nowhere on another machine. What `data` names
+    in the folder travels by itself, and what the job writes there, as `outputs` and `checkpoints`, stays; what holds
+    the script is neither. `texts` are more files, by name, and what the names in `left_out` are called stays as well.
 
     Raises:
         JobError: if a link leads out of the folder, the folder is too large, or it has a module of this package's name.
     """
-    written = {Path(path).resolve() for path in (job.outputs, job.checkpoints) if path}
-    files = {
-        name: path
-        for name, path in files_below(job.folder)
-        if written.isdisjoint([path, *path.resolve().parents]) and name not in left_out
-    }
+    sources = set(job.channels.values()) - {"digits", "mnist"}
+    apart = {Path(path).expanduser().resolve() for path in (job.outputs, job.checkpoints, *sources) if path}
+    script = job.script_path.resolve()
+    apart -= {script, *script.parents}
+    files = {name: path for name, path in paths_below(job.folder, apart) if name not in left_out}
     if any(Path(name).parts[0] in ("workshop_utils", "workshop_utils.py") for name in files):
         if (job.folder / "workshop_utils").resolve() != PACKAGE:
             raise JobError(
@@ -105,24 +107,43 @@ def packed_data(job: TrainingJob) -> bytes:
         DataError: if there is no such data.
         JobError: if it is too large.
     """
-    return _archive(dict(files_below(data.prepare_all(job.data or {}), inside=False)), "data")
+    return _archive(dict(paths_below(data.prepare_all(job.data or {}))), "data")
 
 
-def files_below(folder: Path, inside: bool = True) -> Iterator[tuple[str, Path]]:
-    """The files below `folder` by relative path, those behind links too.
+def files_below(folder: Path) -> Iterator[tuple[str, Path]]:
+    """The files of data in `folder` by relative path, those behind links too. Raises as `paths_below` does."""
+    return ((name, path) for name, path in paths_below(folder) if path.is_file())
+
+
+def paths_below(folder: Path, apart: set[Path] | None = None) -> Iterator[tuple[str, Path]]:
+    """The files and folders below `folder` by relative path, those behind links too.
+
+    Of a job's folder, `apart` are the resolved paths that are left out; for data it is None.
 
     Raises:
-        JobError: for a link that leads back, or with `inside` one that leads out.
+        JobError: for a link that leads back, or in a job's folder one that leads out.
     """
-    top = folder.resolve()
+    top, inside = folder.resolve(), apart is not None
     for below, subfolders, names in os.walk(folder, followlinks=True):
-        left_out = LEFT_OUT | (TRACKERS if inside and Path(below) == folder else set())
-        subfolders[:] = sorted(set(subfolders) - left_out)
-        for path in sorted(Path(below, name) for name in {*names, *subfolders} - left_out):
-            if path.is_symlink() and path.exists():  # an editor's lock leads nowhere
+        here = Path(below)
+        if here != folder:
+            if "pyvenv.cfg" in names:  # a virtual environment
+                subfolders.clear()
+                continue
+            yield here.relative_to(folder).as_posix(), here
+        left_out = TRACKERS if inside and here == folder else set()
+        paths = [here / name for name in {*names, *subfolders} - left_out if not LEFT_OUT.fullmatch(name)]
+        paths = sorted(
+            path for path in paths if path.exists()
+        )  # an editor's lock is a link that leads nowhere
+        if apart:
+            paths = [path for path in paths if apart.isdisjoint([path.resolve(), *path.resolve().parents])]
+        subfolders[:] = [path.name for path in paths if path.is_dir()]
+        for path in paths:
+            if path.is_symlink():
                 target = path.resolve()
                 leads_out = inside and not target.is_relative_to(top)
-                if leads_out or path.parent.resolve().is_relative_to(target):
+                if leads_out or any(above.resolve().is_relative_to(target) for above in path.parents):
                     leads = "out of the folder" if leads_out else "back into itself"
                     raise JobError(
                         f"{path} is a link that leads {leads}, to {target}: copy it, or name it in data"
@@ -132,7 +153,7 @@ def files_below(folder: Path, inside: bool = True) -> Iterator[tuple[str, Path]]
 
 
 def _archive(files: Mapping[str, Path], field: str, texts: Mapping[str, str] | None = None) -> bytes:
-    sizes = {name: path.stat().st_size for name, path in files.items()}
+    sizes = {name: path.stat().st_size for name, path in files.items() if path.is_file()}
     if sum(sizes.values()) > MOST_NBYTES:
         way = {
             "folder": "keep data and models outside the folder, and name them in data, outputs and checkpoints",
@@ -150,9 +171,13 @@ def _archive(files: Mapping[str, Path], field: str, texts: Mapping[str, str] | N
     ):
         for name, path in files.items():
             entry = tarfile.TarInfo(name)
-            entry.size, entry.mode = sizes[name], path.stat().st_mode & 0o777
-            with path.open("rb") as content:
-                file.addfile(entry, content)
+            if name in sizes:
+                entry.size, entry.mode = sizes[name], path.stat().st_mode & 0o777
+                with path.open("rb") as content:
+                    file.addfile(entry, content)
+            else:
+                entry.type, entry.mode = tarfile.DIRTYPE, 0o755
+                file.addfile(entry)
         for name, text in (texts or {}).items():
             entry = tarfile.TarInfo(name)
             entry.size = len(text.encode())
