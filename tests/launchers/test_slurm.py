@@ -246,12 +246,13 @@ def test_requirements_are_those_of_the_nodes_python(make_job, tmp_path):
     job = make_job("")
     (job.folder / "requirements.txt").write_text("num_py>=2\n")
     python = tmp_path / "python"
-    python.write_text("#!/bin/sh\necho Num.Py 2.1\n")
-    for mode, says in (
-        (0o700, None),
-        (0o600, rf"{python} lacks: `uv pip install --python {python} .num_py"),
+    python.touch(0o700)
+    for text, says in (
+        ("#!/bin/sh\necho Num.Py 2.1\n", None),
+        ("#!/bin/sh\necho Other 2.1\n", rf"{python} lacks: `uv pip install --python {python} .num_py"),
+        ("#!/bin/sh\necho no modules >&2\nexit 1\n", rf"{python} cannot be asked here .*\(no modules\)"),
     ):
-        python.chmod(mode)
+        python.write_text(text)
         if says is None:
             assert Slurm(python=python).render(job)
         else:

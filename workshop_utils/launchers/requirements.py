@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import re
 import shlex
 import subprocess
@@ -17,6 +16,7 @@ from packaging.utils import canonicalize_name
 from workshop_utils.jobs import JobError
 
 FEW = 5  # are named in a message
+BUILDS = ("cpu", "gpu", "headless", "binary")  # of the same modules, such as tensorflow-cpu
 # Prints name and version of every package.
 LIST = "from importlib import metadata\nfor one in metadata.distributions(): print(one.metadata['Name'], one.version)"
 
@@ -24,10 +24,10 @@ LIST = "from importlib import metadata\nfor one in metadata.distributions(): pri
 def require(file: Path, python: str = sys.executable) -> None:
     """Raise JobError, with the command that installs them, if `python` lacks packages that `file` asks for.
 
-    Options such as `--index-url` say where packages are, not which, and are passed over.
+    Options such as `--index-url`, and paths, say where packages are, not which, and are passed over.
     """
     is_other = python != sys.executable
-    installed = _packages_of(python) if is_other else None
+    installed = _packages_of(python)
     lacking = {text: _version(text, installed) for text in _lines(file) if not _is_met(text, installed)}
     if not lacking:
         return
@@ -52,26 +52,35 @@ def _few(texts: Sequence[str]) -> str:
     return ", ".join(texts[:FEW]) + more
 
 
-def _lines(file: Path) -> Iterator[str]:
+def _lines(file: Path, named_by: frozenset[Path] = frozenset()) -> Iterator[str]:
     """What the lines of `file`, and of the files that it names, ask for."""
-    for line in re.sub(r"\\\n", " ", file.read_text(encoding="utf-8", errors="replace")).splitlines():
+    files = named_by | {file.resolve()}
+    for line in re.sub(r"\\\n", " ", file.read_text(encoding="utf-8-sig", errors="replace")).splitlines():
         text = re.split(r"(?:^|\s)#|\s--hash", line)[0].strip()
         if other := re.match(r"(?:-r|--requirement)[ =]*(\S+)", text):
-            yield from _lines(file.parent / other[1]) if (file.parent / other[1]).is_file() else [text]
-        elif text and not text.startswith("-"):
+            path = file.parent / other[1]
+            if path.resolve() not in files:
+                yield from _lines(path, files) if path.is_file() else [text]
+        elif text and not re.match(r"[-./~]|file:", text):
             yield text
 
 
 def _packages_of(python: str) -> dict[str, str]:
-    """The versions of the packages of another interpreter, by name; none if it does not run here."""
+    """The versions of an interpreter's packages, by name. Raises JobError if it does not run here."""
+    if python == sys.executable:
+        return {canonicalize_name(one.metadata["Name"]): one.version for one in metadata.distributions()}
     try:
         listed = subprocess.run([python, "-c", LIST], capture_output=True, text=True, check=True).stdout
-    except (OSError, subprocess.CalledProcessError):
-        return {}
+    except (OSError, subprocess.CalledProcessError) as error:
+        reason = error.strerror if isinstance(error, OSError) else " ".join(error.stderr.split()[-20:])
+        raise JobError(
+            f"{python} cannot be asked here for the packages of requirements.txt ({reason}); with requirements: false "
+            "in job.yaml (--no-requirements) the script gets what is there"
+        ) from None
     return {canonicalize_name(name): version for name, version in map(str.split, listed.splitlines())}
 
 
-def _is_met(text: str, installed: Mapping[str, str] | None) -> bool:
+def _is_met(text: str, installed: Mapping[str, str]) -> bool:
     wanted = _requirement(text)
     if wanted is not None and wanted.marker is not None and not wanted.marker.evaluate():
         return True
@@ -79,23 +88,22 @@ def _is_met(text: str, installed: Mapping[str, str] | None) -> bool:
     return bool(wanted and version and wanted.specifier.contains(version, prereleases=True))
 
 
-def _version(text: str, installed: Mapping[str, str] | None) -> str | None:
-    """The version of what `text` asks for that is installed; None if there is none."""
+def _version(text: str, installed: Mapping[str, str]) -> str | None:
+    """The version of what `text` asks for that is installed, in any of its builds; None if there is none."""
     wanted = _requirement(text)
-    if wanted is None:
-        return None
-    if installed is not None:
-        return installed.get(canonicalize_name(wanted.name))
-    with contextlib.suppress(metadata.PackageNotFoundError):
-        return metadata.version(wanted.name)
-    return None
+    name = canonicalize_name(wanted.name) if wanted else ""
+    plain = re.sub(rf"-({'|'.join(BUILDS)})$", "", name)
+    names = (name, plain, *(f"{plain}-{build}" for build in BUILDS))
+    return next((installed[each] for each in names if each in installed), None)
 
 
 def _requirement(text: str) -> Requirement | None:
     """What a line asks for; None if that is not said in a package's name."""
     if "://" in text and "@" not in text.partition("://")[0]:  # an address: a package of that name will do
-        name = re.search(r"#egg=([\w.-]+)|/([\w.-]+?)(?:\.git)?(?:@[^/]*)?/?$", text)
-        text = (name[1] or name[2]) if name else text
+        path, _, fragment = text.partition("#")
+        egg = re.search(r"egg=([\w.-]+)", fragment)
+        name = egg or re.search(r"([\w.-]+?)(?:-\d[^/]*\.(?:whl|zip|tar\.gz)|\.git)?(?:@[^/]*)?/?$", path)
+        text = name[1] if name else text
     try:
         return Requirement(text)
     except InvalidRequirement:

@@ -129,7 +129,12 @@ def test_channels_are_named_as_on_sagemaker(make_job, tmp_path):
     ("text", "lacking"),
     [
         ("numpy\n# a comment\n--index-url https://example.com\nPyYAML >= 5 ; python_version > '3'\n", None),
-        ("git+https://example.com/numpy.git@main\nnumpy @ https://example.com/numpy.whl\n", None),
+        ("git+https://example.com/x.git@main#egg=numpy\nnumpy @ https://example.com/numpy.whl\n", None),
+        (
+            "\ufeffhttps://example.com/numpy-2.0.0-cp311-cp311-any.whl#sha256=0a\n./own\n-r requirements.txt",
+            None,
+        ),
+        ("numpy-gpu\nnumpy-headless", None),  # other builds of the same modules
         ("nothing-of-this-name; python_version < '3'", None),
         (
             "numpy\nnothing-of-this-name==1.0",
