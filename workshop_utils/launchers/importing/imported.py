@@ -20,7 +20,7 @@ PLACE = re.compile("|".join(TABLES["place"]))
 WORDS = {name: word for word, names in TABLES["variables"].items() for name in names}
 # Not all that `SECRET` takes for one: --max-tokens and --key are usual arguments.
 SECRET_ARGUMENT = re.compile(r"(?i)-.*(secret|token|passw(or)?d|(api|access)[-_]?key)")
-OPTION = re.compile(r"--[\w-]{2,}|-[A-Za-z]")
+OPTION = re.compile(r"--\w[\w.-]*|-[A-Za-z]")
 ADVICE = "a local run inherits it from your shell; elsewhere: job.replace(environment={{{0!r}: os.environ[{0!r}]}})"
 
 
@@ -98,7 +98,9 @@ class Imported:
         keys, values = kept[::2], kept[1::2]
         named = {key.lstrip("-"): plain(value) for key, value in zip(keys, values, strict=False)}
         is_mapping = len(named) == len(values) == len(keys) and all(map(OPTION.fullmatch, keys))
-        is_mapping = is_mapping and not any(map(OPTION.fullmatch, values))
+        is_mapping = (
+            is_mapping and not any(map(OPTION.fullmatch, values)) and all(len(key) != 3 for key in keys)
+        )
         self.job["arguments"] = named if is_mapping else list(map(plain, kept))
 
 
