@@ -111,6 +111,20 @@ def test_a_line_says_which_workers_there_are(line, described_by):
     assert tuple(job.get(name) for name in WORKERS) == LINES[line]
 
 
+def test_an_option_of_one_letter_is_left_out_with_its_value(described_by):
+    result = described_by("run.sh", 'python train.py --a 1 --b "$(date)"')
+    assert result.job["arguments"] == ["--a", 1]
+
+
+def test_only_what_is_known_of_an_expansion_becomes_an_argument(described_by):
+    text = "M=bert\npython train.py --a $M-large --b=$M=1 --c ${N:-$M} --d ${M%t} --e ${#M} --in ~/x *.txt {1..3}"
+    result = described_by("run.sh", text)
+    words = ["--a", "bert-large", "--b=bert=1", "--c", "bert", "--in", "~/x", "*.txt", "{1..3}"]
+    assert result.job["arguments"] == words
+    for said in ("--d: left out", "--e: left out", "~/x: kept", "*.txt: kept", "{1..3}: kept"):
+        assert said in "\n".join(result.notes), result.notes
+
+
 def test_an_sbatch_file_becomes_a_job_and_a_place(described_by, tmp_path):
     text = r"""#!/bin/bash
 #SBATCH --job-name=My_Run   # a name

@@ -34,7 +34,12 @@ WITHOUT_WORDS: dict[re.Pattern[str], Callable[[re.Match[str]], str]] = {
     re.compile(r"(?:.*\\\n)+.*"): lambda found: found[0].replace("\\\n", " "),
 }
 QUOTE = "[\"']"
-VARIABLE = re.compile(r"\$\{?(\w+|[@*])(?:\[[@*]\])?(?::?[-=]([^{}]*(?:\{[^{}]*\}[^{}]*)*))?\}?")
+_BRACES = r"[^{}]*(?:\{[^{}]*\}[^{}]*)*"
+# $NAME; ${NAME}, maybe of a list, maybe with a default; anything else that a shell works out.
+VARIABLE = re.compile(
+    rf"\$(?:([A-Za-z_]\w*|[@*\d])|\{{(\w+|[@*])(?:\[[@*]\])?(?::?[-=]({_BRACES}))?\}}|\{{{_BRACES}\}}|[?$#!])"
+)
+EXPANDED = re.compile(r"(?:^|=)~|\*|\{[^{}\s'\"]+(?:,|\.\.)[^{}\s'\"]+\}")  # what a shell replaces by names
 
 
 def read(text: str, result: Imported, where: str = "", nodes: int = 0, strategy: str | None = None) -> None:
@@ -54,6 +59,8 @@ def read(text: str, result: Imported, where: str = "", nodes: int = 0, strategy:
         held = f"{len(starts)} jobs, in {places}" if starts else "no training"
         raise JobError(f"{result.file}: it starts {held}; it must start one, by {KNOWN}")
     ((place, words, result.says),) = starts
+    for word in filter(EXPANDED.search, words):
+        result.note(f"{place}: {word}", "kept as it is written: no shell replaces it here")
     take_command(words, result, place)
     settle(result, place, nodes, strategy)
 
@@ -65,8 +72,8 @@ def _starts(
     variables = WORDS | result.job.get("environment", {})
 
     def of_variable(found: re.Match[str]) -> str:
-        known = variables.get(found[1], UNKNOWN)
-        return VARIABLE.sub(of_variable, found[2]) if found[2] and known in ("", UNKNOWN) else known
+        known = variables.get(found[1] or found[2] or "", UNKNOWN)
+        return VARIABLE.sub(of_variable, found[3]) if found[3] and known in ("", UNKNOWN) else known
 
     for line, raw in _commands(text, result):
         place = f"{where}: line {line}".removeprefix(": ")
