@@ -116,6 +116,16 @@ def test_an_option_of_one_letter_is_left_out_with_its_value(described_by):
     assert result.job["arguments"] == ["--a", 1]
 
 
+def test_what_looks_like_a_secret_is_left_out(described_by):
+    names = "DB_PASS=abc DATABASE_URL=postgres://u:abc@h/db OPENAI=sk-abcdef KEPT=1 AUTHOR=me"
+    words = "--wandb_key=abc --wandb-key abc --auth abc --pw abc --x $K --url https://u:abc@h/x db.password=abc postgres://u:abc@h"
+    text = f"K_TOKEN=abc\nexport {names}\npython train.py {words.replace('$K', '$K_TOKEN')} --max-tokens 4 --key a"
+    result = described_by("run.sh", text)
+    assert result.job["environment"] == {"KEPT": "1", "AUTHOR": "me"}
+    assert result.job["arguments"] == {"max-tokens": 4, "key": "a"}
+    assert "abc" not in str(result.notes)
+
+
 def test_only_what_is_known_of_an_expansion_becomes_an_argument(described_by):
     text = "M=bert\npython train.py --a $M-large --b=$M=1 --c ${N:-$M} --d ${M%t} --e ${#M} --in ~/x *.txt {1..3}"
     result = described_by("run.sh", text)

@@ -18,8 +18,14 @@ TABLES: dict[str, Any] = yaml.safe_load(Path(__file__).with_name("tables.yaml").
 UNKNOWN = "\0"  # in a text: what only a shell, or a program that is not run, could compute
 PLACE = re.compile("|".join(TABLES["place"]))
 WORDS = {name: word for word, names in TABLES["variables"].items() for name in names}
-# Not all that `SECRET` takes for one: --max-tokens and --key are usual arguments.
-SECRET_ARGUMENT = re.compile(r"(?i)-.*(secret|token|passw(or)?d|(api|access)[-_]?key)")
+# Not all that `SECRET` takes for one: --key and --token-dim are usual arguments.
+SECRET_ARGUMENT = re.compile(
+    r"(?i).*(secret|token|pass(w(or)?d|phrase)|[._-](pass|pwd?)|auth|cred(ential)?s?|(\w[._-]|api|access)key)"
+)
+# An address with a password, or a key as services write theirs.
+SECRET_VALUE = re.compile(
+    r"\w://[^/\s@]*:[^/\s@]+@|\b(sk-(\w{6}|proj-|ant-)|gh[a-z]_\w{6}|hf_[^\W_]{20}|AKIA\w{9}|eyJ\w{9})"
+)
 OPTION = re.compile(r"--\w[\w.-]*|-[A-Za-z]")
 ADVICE = "a local run inherits it from your shell; elsewhere: job.replace(environment={{{0!r}: os.environ[{0!r}]}})"
 
@@ -71,7 +77,7 @@ class Imported:
         """Take a variable for the script, if its value is known, unless launchers set it or it may be a secret."""
         if PLACE.fullmatch(name):
             self.note(where, "dropped, since the launcher sets it")
-        elif is_secret or SECRET.search(name):
+        elif is_secret or SECRET.search(name) or SECRET_VALUE.search(str(value)):
             self.note(where, f"left out, since it may be a secret: {ADVICE.format(name)}")
         elif value is None or UNKNOWN in str(value):
             self.note(where, "not read, since it is computed: add it to environment in job.yaml")
@@ -82,13 +88,17 @@ class Imported:
         """Take the script's arguments, without those whose values are secret, or computed."""
         kept: list[str] = []
         for word in words:
-            last = kept[-1] if kept and OPTION.fullmatch(kept[-1]) else ""
-            option = word.partition("=")[0] if "=" in word else last
-            is_secret = SECRET_ARGUMENT.fullmatch(option) and not OPTION.fullmatch(word)
+            last = kept[-1] if kept and OPTION.fullmatch(kept[-1]) and not OPTION.match(word) else ""
+            option = last or word.partition("=")[0]
+            is_secret = ((last or "=" in word) and SECRET_ARGUMENT.fullmatch(option)) or SECRET_VALUE.search(
+                word
+            )
             if is_secret or UNKNOWN in word:
-                kept = kept[:-1] if option == last != "" else kept
+                kept = kept[:-1] if last else kept
                 why = "it may be a secret" if is_secret else "it is computed"
-                self.note(f"{where}: {option or word}", f"left out of the arguments, since {why}")
+                self.note(
+                    f"{where}: {SECRET_VALUE.sub('…', option)}", f"left out of the arguments, since {why}"
+                )
                 continue
             for path, stand_in in self.paths.items():
                 if re.search(rf"(^|=){re.escape(path)}(/|$)", word):

@@ -24,6 +24,7 @@ from workshop_utils.launchers.importing.imported import (
     plain,
     take,
 )
+from workshop_utils.launchers.output import SECRET
 
 KINDS: dict[str, dict[str, Any]] = TABLES["manifests"]
 RUNTIMES = ("TrainingRuntime", "ClusterTrainingRuntime")
@@ -196,7 +197,7 @@ def _take_command(driver: Role, result: Imported, is_ours: bool) -> list[str]:
         elif name.startswith("SM_CHANNEL_") and "data_claim" in result.place:
             result.job.setdefault("data", {})[value.rpartition("/")[2]] = "digits"
             result.note("data", "changed: digits stands for what is on the claim")
-        known[name] = UNKNOWN if value is None else str(value)
+        known[name] = UNKNOWN if value is None or SECRET.search(name) else str(value)
     words = [*(driver.take("command") or []), *(driver.take("args") or [])]
     words = words[words.index("python") :] if is_ours and words[:1] == ["mpirun"] else words
     return [re.sub(r"\$\((\w+)\)", lambda found: known.get(found[1], found[0]), str(word)) for word in words]

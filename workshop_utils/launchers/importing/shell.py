@@ -15,6 +15,7 @@ from workshop_utils.jobs import JobError, Resources
 from workshop_utils.jobs.imports import imported, packages
 from workshop_utils.jobs.quantities import bytes_of
 from workshop_utils.launchers.importing.imported import PLACE, TABLES, UNKNOWN, WORDS, Imported
+from workshop_utils.launchers.output import SECRET
 from workshop_utils.strategies import STRATEGY_OF
 
 COMMANDS: dict[str, dict[str, Any]] = TABLES["commands"]
@@ -91,7 +92,7 @@ def _starts(
         elif words[0] in ("export", "declare", "local", "readonly") or len(assigned) == len(words):
             for name, value in (found.groups() for found in assigned):
                 if UNKNOWN not in value or "{" not in variables.get(name, ""):
-                    variables[name] = value
+                    variables[name] = UNKNOWN if SECRET.search(name) else value
                 if words[0] == "export" and (
                     PLACE.fullmatch(name) or not re.search(rf"\${{?{name}\b", whole)
                 ):
