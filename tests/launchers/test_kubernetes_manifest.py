@@ -60,7 +60,8 @@ def test_folder_and_data_travel_as_an_archive_each(make_job, data_folder, tmp_pa
     (job.folder / "lib" / "weights.bin").write_bytes(b"\xff")
     names = carried(job)
     assert names["job-1"] > {"train.py", "lib/weights.bin", "workshop_utils/place.py"}
-    assert names["job-1-data"] == {"test/test.csv", *(f"train/{path.name}" for path in data_folder.iterdir())}
+    training = {f"train/{path.name}" for path in data_folder.iterdir()}
+    assert names["job-1-data"] == {"train", "test", "test/test.csv"} | training
 
 
 @pytest.mark.parametrize(

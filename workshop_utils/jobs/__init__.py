@@ -104,15 +104,15 @@ def _data(value: Any) -> str | dict[str, str] | None:
         raise ValueError(
             "it must be a source such as 'digits' or a folder, or sources by name: {train: ..., test: ...}"
         )
-    named: dict[str, Any] = {}
     for name, source in value.items():
         if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9_-]{0,63}", str(name)):
             raise JobError(f"{name} is no name of a channel; it must be letters, digits, '_' and '-'")
-        variable = f"SM_CHANNEL_{str(name).upper().replace('-', '_')}"
-        if (other := named.setdefault(variable, name)) is not name:
-            raise JobError(f"{name} is too like {other}; {variable} would name both: rename one")
         if not isinstance(source, str):
             raise JobError(f"{name} is {_short(source)}; it must be a source such as 'digits' or a folder")
+    if len({str(name).upper().replace("-", "_") for name in value}) < len(value):
+        raise ValueError(
+            "its names must differ in more than case, '-' and '_', as do variables SM_CHANNEL_NAME"
+        )
     return {str(name): source for name, source in value.items()}
 
 

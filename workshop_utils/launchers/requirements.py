@@ -71,12 +71,9 @@ def _packages_of(python: str) -> dict[str, str]:
         return {canonicalize_name(one.metadata["Name"]): one.version for one in metadata.distributions()}
     try:
         listed = subprocess.run([python, "-c", LIST], capture_output=True, text=True, check=True).stdout
-    except (OSError, subprocess.CalledProcessError) as error:
-        reason = error.strerror if isinstance(error, OSError) else " ".join(error.stderr.split()[-20:])
-        raise JobError(
-            f"{python} cannot be asked here for the packages of requirements.txt ({reason}); with requirements: false "
-            "in job.yaml (--no-requirements) the script gets what is there"
-        ) from None
+    except (OSError, subprocess.CalledProcessError):
+        how = "say requirements: false in job.yaml (--no-requirements)"
+        raise JobError(f"{python} does not run here, and cannot be asked for its packages: {how}") from None
     return {canonicalize_name(name): version for name, version in map(str.split, listed.splitlines())}
 
 

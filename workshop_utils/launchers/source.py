@@ -83,8 +83,7 @@ def packed(job: TrainingJob, texts: Mapping[str, str] | None = None, left_out: I
     """
     sources = set(job.channels.values()) - {"digits", "mnist"}
     apart = {Path(path).expanduser().resolve() for path in (job.outputs, job.checkpoints, *sources) if path}
-    script = job.script_path.resolve()
-    apart -= {script, *script.parents}
+    apart -= {job.script_path.resolve(), *job.script_path.resolve().parents}
     files = {name: path for name, path in paths_below(job.folder, apart) if name not in left_out}
     if any(Path(name).parts[0] in ("workshop_utils", "workshop_utils.py") for name in files):
         if (job.folder / "workshop_utils").resolve() != PACKAGE:
@@ -126,29 +125,28 @@ def paths_below(folder: Path, apart: set[Path] | None = None) -> Iterator[tuple[
     top, inside = folder.resolve(), apart is not None
     for below, subfolders, names in os.walk(folder, followlinks=True):
         here = Path(below)
-        if here != folder:
-            if "pyvenv.cfg" in names:  # a virtual environment
-                subfolders.clear()
-                continue
-            yield here.relative_to(folder).as_posix(), here
         left_out = TRACKERS if inside and here == folder else set()
-        paths = [here / name for name in {*names, *subfolders} - left_out if not LEFT_OUT.fullmatch(name)]
-        paths = sorted(
-            path for path in paths if path.exists()
-        )  # an editor's lock is a link that leads nowhere
-        if apart:
-            paths = [path for path in paths if apart.isdisjoint([path.resolve(), *path.resolve().parents])]
-        subfolders[:] = [path.name for path in paths if path.is_dir()]
-        for path in paths:
-            if path.is_symlink():
-                target = path.resolve()
-                leads_out = inside and not target.is_relative_to(top)
-                if leads_out or any(above.resolve().is_relative_to(target) for above in path.parents):
-                    leads = "out of the folder" if leads_out else "back into itself"
-                    raise JobError(
-                        f"{path} is a link that leads {leads}, to {target}: copy it, or name it in data"
-                    )
-            if path.is_file():
+        kept = sorted(name for name in {*names, *subfolders} - left_out if not LEFT_OUT.fullmatch(name))
+        subfolders.clear()
+        if here != folder and "pyvenv.cfg" in names:  # a virtual environment
+            continue
+        for path in (here / name for name in kept):
+            if not path.exists():  # an editor's lock is a link that leads nowhere
+                continue
+            target = path.resolve()
+            if apart and apart & {target, *target.parents}:
+                continue
+            leads_out = inside and not target.is_relative_to(top)
+            if path.is_symlink() and (
+                leads_out or any(above.resolve().is_relative_to(target) for above in path.parents)
+            ):
+                leads = "out of the folder" if leads_out else "back into itself"
+                raise JobError(
+                    f"{path} is a link that leads {leads}, to {target}: copy it, or name it in data"
+                )
+            if path.is_dir():
+                subfolders.append(path.name)
+            if path.is_dir() or path.is_file():
                 yield path.relative_to(folder).as_posix(), path
 
 
