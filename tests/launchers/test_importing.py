@@ -254,6 +254,15 @@ def test_a_manifest_becomes_a_job_and_a_place_and_each_thing_dropped_has_its_pat
         assert path in notes, notes
 
 
+def test_of_several_claims_the_one_that_the_arguments_name_is_kept(described_by):
+    text = CLUSTER.replace("{name: e, emptyDir: {}}", "{name: e, persistentVolumeClaim: {claimName: other}}")
+    mounts = "[{name: e, mountPath: /mnt/first}, {name: d, mountPath: /mnt/in, subPath: sets/a}]"
+    result = described_by("cluster.yaml", text.replace("[{name: d, mountPath: /mnt/in}]", mounts))
+    assert result.place["data_claim"] == "claimed"
+    assert result.job["arguments"][0] == "--data={data}/sets/a/x"
+    assert "volumes[1]: dropped, since claimed is the claim for data" in "\n".join(result.notes)
+
+
 def test_the_kind_and_the_command_decide_the_strategy(described_by):
     roles = "{Chief: {replicas: 1}, PS: {replicas: 2}, Worker: {replicas: 4}}"
     tensorflow = "apiVersion: kubeflow.org/v1\nkind: TFJob\nmetadata: {name: t}\nspec: {tfReplicaSpecs: %s}"

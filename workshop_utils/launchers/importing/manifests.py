@@ -166,22 +166,35 @@ def _take_place(main: Role, driver: Role, result: Imported, is_ours: bool) -> No
     if "gang" not in place and place.pop("queue", None):
         result.note("spec.runPolicy.schedulingPolicy.queue", "dropped, since the pods name no gang scheduler")
     mounts = main.take("volumeMounts") or []
-    for index, volume in enumerate(fields.pop("volumes", [])):
-        name, claim = volume["name"], take(volume, "persistentVolumeClaim.claimName")
-        folders = [each["mountPath"] for each in mounts if claim and each["name"] == name]
-        for folder in folders:
-            words = folder if is_ours else f"{name} {folder}"
-            use = next(use for use, pattern in CLAIMS.items() if re.search(pattern, words))
-            kept, key = (place, "data_claim") if use == "data" else (result.job, use)
-            kept[key] = claim if use == "data" else f"claim:{claim}"
-            if not is_ours:
-                result.paths[folder] = {"data": "{data}", "outputs": "{model}"}.get(use, folder)
-                result.note(f"{main.path}.volumes[{index}]", f"changed: {folder} is {result.paths[folder]}")
+    words = str([driver.fields.get(f"containers[0].{name}") for name in ("command", "args", "env")])
+    mounts.sort(key=lambda mount: not re.search(re.escape(mount["mountPath"]) + r"(?!\w)", words))
+    volumes = {volume["name"]: volume for volume in fields.pop("volumes", [])}
+    paths = {name: f"{main.path}.volumes[{index}]" for index, name in enumerate(volumes)}
+    claims = {name: take(volume, "persistentVolumeClaim.claimName") for name, volume in volumes.items()}
+    for name, folder, inner in ((each["name"], each["mountPath"], each.get("subPath")) for each in mounts):
+        if not (claim := claims.get(name)):
+            continue
+        words = folder if is_ours else f"{name} {folder}"
+        use = next(use for use, pattern in CLAIMS.items() if re.search(pattern, words))
+        kept, key = (place, "data_claim") if use == "data" else (result.job, use)
+        if key in kept and not is_ours:
+            result.note(
+                paths[name], f"dropped, since {kept[key].removeprefix('claim:')} is the claim for {use}"
+            )
+            continue
+        kept[key] = claim if use == "data" else f"claim:{claim}"
+        if not is_ours:
+            at = {"data": "{data}", "outputs": "{model}"}.get(use, folder)
+            if inner and use != "data":
+                result.note(f"{paths[name]}: subPath {inner}")
+            result.paths[folder] = f"{at}/{inner}" if inner and use == "data" else at
+            result.note(paths[name], f"changed: {folder} is {result.paths[folder]}")
+    for name, claim in claims.items():
         if is_ours and name == "data" and not claim and "data" not in result.job:
             result.job["data"] = "digits"
             result.note("data", "changed: the manifest does not name it, and digits is a guess")
-        elif not folders and not is_ours:
-            result.note(f"{main.path}.volumes[{index}]")
+        elif not is_ours and not (claim and name in [mount["name"] for mount in mounts]):
+            result.note(paths[name])
 
 
 def _take_command(driver: Role, result: Imported, is_ours: bool) -> list[str]:
