@@ -16,6 +16,7 @@ WORDS = ("role", "index", "rank", "world_size", "local_rank", "local_world_size"
 VARIABLES = {
     "data": "WORKSHOP_DATA",
     "model": "WORKSHOP_MODEL",
+    "checkpoints": "WORKSHOP_CHECKPOINTS",
     "master_addr": "MASTER_ADDR",
     "master_port": "MASTER_PORT",
 }
@@ -32,6 +33,8 @@ def main() -> None:
     from workshop_utils import place
 
     here = place.from_environment(os.environ)
+    if folder := place.checkpoint_folder():  # of SageMaker, too
+        os.environ["WORKSHOP_CHECKPOINTS"] = str(folder)
 
     def fill(match: re.Match[str]) -> str:
         word = match[1]

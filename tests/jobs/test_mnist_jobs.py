@@ -23,7 +23,7 @@ UNFUSED = {"HOROVOD_FUSION_THRESHOLD": "0"}
 
 def weights(folder):
     """The parameters that a run has saved in `folder`, as one array."""
-    (file,) = folder.iterdir()
+    (file,) = (path for path in folder.iterdir() if path.name != "logs")
     if file.suffix == ".pt":
         arrays = [tensor.numpy() for tensor in torch.load(file, weights_only=True).values()]
     else:

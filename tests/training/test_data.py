@@ -137,7 +137,7 @@ def test_channels_are_folders_of_one_folder(tmp_path):
     assert sorted(path.name for path in folder.iterdir()) == ["train", "vocab"]
     assert place.load("train", folder / "train").count == 1500
     assert (folder / "vocab" / "words").read_text() == "to be"
-    with pytest.raises(DataError, match=r"data\.test is '.*missing': there is no such folder or file"):
+    with pytest.raises(DataError, match=r"data\.test is '.*missing': there is no .*missing; it must be"):
         data.prepare_all({"train": "digits", "test": str(tmp_path / "missing")})
 
 

@@ -60,6 +60,7 @@ def launch(
     nodes: Annotated[int | None, typer.Option(help="On how many nodes.")] = None,
     processes_per_node: Annotated[int | None, typer.Option(help="How many workers share a node.")] = None,
     gpus: Annotated[int | None, typer.Option(help="How many GPUs each worker gets; 0: the CPU.")] = None,
+    memory: Annotated[str | None, typer.Option(help="What each worker needs, such as 2Gi.")] = None,
     argument: Annotated[
         list[str] | None, typer.Option("--argument", "-a", help=PAIRS.format("the script"))
     ] = None,
@@ -108,9 +109,10 @@ def launch(
     described = described.replace(arguments=named_values(argument, "epochs=5"))
     if words := context.meta.get(WORDS):
         described = described.replace(arguments=[*described.command_line_arguments, *words])
-    if gpus is not None:
+    amounts = {name: value for name, value in (("gpu", gpus), ("memory", memory)) if value is not None}
+    if amounts:
         described = described.replace(
-            resources={**described.resources.model_dump(exclude_unset=True), "gpu": gpus}
+            resources={**described.resources.model_dump(exclude_unset=True), **amounts}
         )
     launcher = launcher_for(
         on, config, Network.parse(network) if network is not None else None, emulated_device

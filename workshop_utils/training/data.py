@@ -75,7 +75,7 @@ def prepare(source: str) -> Path:
         if path.is_file():
             return _linked({path.name: path})
         if not source or not path.is_dir():
-            raise DataError(source, f"there is no such folder or file; it must be {SOURCES}")
+            raise DataError(source, f"there is no {path}; it must be {SOURCES}")
         return path
     name = f"{scheme}-{hashlib.sha256(source.rstrip('/').encode()).hexdigest()[:16]}"
     return _cached(source, name, _download)

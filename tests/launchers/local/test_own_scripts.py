@@ -70,16 +70,17 @@ def test_named_arguments_are_merged_and_follow_a_list(make_job):
 
 @pytest.mark.processes
 @pytest.mark.parametrize("strategy", ["torch_ddp", "mpi"])
-def test_each_process_fills_in_its_own_rank(make_job, strategy):
+def test_each_process_fills_in_its_own_rank(make_job, strategy, tmp_path):
     job = make_job(
         TELLS,
         strategy=strategy,
         workers=2,
-        arguments=["--at={rank}/{world_size}", "{a:{rank}}", "{{rank}}", "a b"],
+        arguments=["--at={rank}/{world_size}", "{a:{rank}}", "{{rank}}", "{checkpoints}"],
+        checkpoints=str(tmp_path),
     )
     found = told(job)
     assert [found[f"worker-{n}"]["words"] for n in range(2)] == [
-        [f"--at={n}/2", f"{{a:{n}}}", "{{rank}}", "a b"] for n in range(2)
+        [f"--at={n}/2", f"{{a:{n}}}", "{{rank}}", str(tmp_path)] for n in range(2)
     ]
 
 

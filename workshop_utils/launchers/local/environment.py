@@ -93,7 +93,7 @@ def check_request(job: TrainingJob) -> None:
         if needed > there:
             raise JobError(
                 f"resources.memory is {job.resources.memory!r}; {job.workers} worker(s) need {needed / 2**30:.1f} GiB, "
-                f"and this machine has {there / 2**30:.1f} GiB: take fewer, or less"
+                f"and this machine has {there / 2**30:.1f} GiB: use fewer workers, or lower it (--memory)"
             )
     if job.requirements and (job.folder / "requirements.txt").is_file():
         from workshop_utils.launchers import requirements  # here, since few jobs need it
