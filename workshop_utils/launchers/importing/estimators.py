@@ -66,6 +66,7 @@ def _take(found: Mapping[str, Any], result: Imported, where: str) -> None:
         result.job["data"] = _data(found["channels"], result, where)
     single = "/training" if isinstance(result.job.get("data"), str) else ""
     result.paths = {f"/opt/ml/input/data{single}": "{data}", "/opt/ml/model": "{model}"}
+    result.paths["/opt/ml/checkpoints"] = "{checkpoints}"
     words: list[str] = []
     for name, value in found.get("arguments", {}).items():
         text = json.dumps(value) if isinstance(value, list | dict) else str(value)

@@ -184,7 +184,7 @@ def _take_place(main: Role, driver: Role, result: Imported, is_ours: bool) -> No
             continue
         kept[key] = claim if use == "data" else f"claim:{claim}"
         if not is_ours:
-            at = {"data": "{data}", "outputs": "{model}"}.get(use, folder)
+            at = "{model}" if use == "outputs" else f"{{{use}}}"
             if inner and use != "data":
                 result.note(f"{paths[name]}: subPath {inner}")
             result.paths[folder] = f"{at}/{inner}" if inner and use == "data" else at
