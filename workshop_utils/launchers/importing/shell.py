@@ -144,6 +144,10 @@ def _take_options(place: str, words: list[str], result: Imported, variables: dic
         field = COMMANDS["sbatch"]["fields"].get(name, "")
         if name in TABLES["ours"]:
             result.note(f"{place}: {option.split('=')[0]}", "dropped, since our script says it")
+        elif name in TABLES["not_ours"]:
+            result.note(
+                f"{place}: {option}", "dropped: a job here is one run, started at once and sent no signal"
+            )
         elif not field or value == "0" or re.search(r"(^|:)(?!gpu)[a-z]\w*:\d", value):  # a model of GPU
             result.place.setdefault("options", []).append(option.strip())
         variables |= dict.fromkeys(TABLES["slurm"].get(field, ()), value)
