@@ -183,6 +183,23 @@ srun torchrun --nnodes $SLURM_NNODES --nproc_per_node 4 \
         assert said in notes, notes
 
 
+def test_what_becomes_one_run_is_said_and_gpus_and_memory_are_counted(described_by):
+    options = "#SBATCH --array=0-3 --signal=USR1@9 --dependency=afterok:1 --mem-per-cpu=2G -c 4\n"
+    loop = "for lr in 1 2; do\nCUDA_VISIBLE_DEVICES=0,1 accelerate launch --num_processes 2 train.py\ndone"
+    result = described_by("run.sh", options + loop)
+    assert result.job["resources"] == {"cpu": 2, "memory": "4Gi", "gpu": 1}
+    assert result.place == {}
+    for said in (
+        "--array=0-3: dropped",
+        "--signal",
+        "--dependency",
+        "for: changed: what it repeats is run once",
+    ):
+        assert said in "\n".join(result.notes), result.notes
+    deepspeed = described_by("run.sh", "deepspeed --num_gpus=4 train.py").job
+    assert (deepspeed["workers"], deepspeed["resources"]) == (4, {"gpu": 1})
+
+
 def test_words_of_each_process_stay_words_and_several_processes_without_a_program_are_a_guess(described_by):
     url = "--url tcp://$MASTER_ADDR:$MASTER_PORT"
     text = f"#SBATCH --ntasks=2\nsrun python train.py --rank $SLURM_PROCID {url} --world $SLURM_NTASKS"
@@ -282,8 +299,12 @@ def test_the_kind_and_the_command_decide_the_strategy(described_by):
     for script, strategy in (("import horovod.torch", "horovod"), ("import mpi4py", "mpi")):
         job = described_by("mpi.yaml", mpi, script).job
         assert (job["strategy"], job["nodes"], job["processes_per_node"]) == (strategy, 2, 2)
+    assert described_by("mpi.yaml", mpi.replace("'4'", "'3'")).job["workers"] == 3
     alone = "kind: Job\nspec: {template: {spec: {containers: [{command: [python, train.py]}]}}}"
     assert described_by("alone.yaml", alone).job["strategy"] == "single"
+    four = described_by("four.yaml", alone.replace("{template", "{completions: 4, template"))
+    assert four.job["workers"] == 1
+    assert "4 pods, which nothing joins, are one worker" in str(four.notes)
 
 
 # SageMaker

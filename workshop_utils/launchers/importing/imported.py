@@ -75,6 +75,8 @@ class Imported:
 
     def take_variable(self, where: str, name: str, value: Any, is_secret: bool = False) -> None:
         """Take a variable for the script, if its value is known, unless launchers set it or it may be a secret."""
+        if name == "CUDA_VISIBLE_DEVICES" and re.fullmatch(r"\d+(,\d+)*", str(value)):
+            self.says.setdefault("gpus_node", str(1 + value.count(",")))
         if PLACE.fullmatch(name):
             self.note(where, "dropped, since the launcher sets it")
         elif is_secret or SECRET.search(name) or SECRET_VALUE.search(str(value)):

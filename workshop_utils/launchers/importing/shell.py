@@ -109,6 +109,8 @@ def _starts(
             result.says = outer
         elif "script" in trial.job or trial.job.get("module", "pip").partition(".")[0] not in TABLES["tools"]:
             yield place, words, trial.says
+        elif words[0] in ("for", "while", "until"):
+            result.note(f"{place}: {words[0]}", "changed: what it repeats is run once")
         else:
             result.note(f"{place}: {words[0].partition('=')[0]}")
 
@@ -156,7 +158,7 @@ def _take_options(place: str, words: list[str], result: Imported, variables: dic
 
 def _as_ours(field: str, text: str) -> str:
     """What an option of Slurm's says, in our own spelling of times, in seconds, and of sizes."""
-    if field == "memory":
+    if field.startswith("memory"):
         found = re.fullmatch("([1-9].*?)([KMGT]?)B?", text.upper())
         return f"{found[1]}{found[2] or 'M'}i" if found else ""
     if field != "time":
@@ -256,7 +258,7 @@ def settle(result: Imported, where: str, nodes: int = 0, strategy: str | None = 
     nodes = nodes or count.get("nodes") or max(1, tasks // count.get("per_node", tasks))
     on_node = count.get("per_node") or max(1, tasks // nodes)
     # Torchrun and its like are Slurm's tasks, one on each node, and start the workers.
-    has_agents = strategy == "torch_ddp" and "srun" in says
+    has_agents = strategy == "torch_ddp"
     last = re.search(r"(?:^|:)(\d+)$", says.get("gpus_node", ""))
     gpus = count.get("gpus_task", 0) * (1 if has_agents else on_node) or count.get("gpus", 0) // nodes
     gpus = int(last[1]) if last else gpus
@@ -266,22 +268,28 @@ def settle(result: Imported, where: str, nodes: int = 0, strategy: str | None = 
         result.note(
             where, f"the workers on a node are {unread.replace(UNKNOWN, 'computed')}: {on_node} are taken"
         )
+    total = count.get("tasks", nodes * on_node)
     if strategy is None and "srun" not in says:
-        nodes = on_node = 1  # Python alone runs once, however much is reserved for it
+        if nodes > 1 and "pods" in says:
+            result.note(where, f"changed: {nodes} pods, which nothing joins, are one worker")
+        total = nodes = on_node = 1  # Python alone runs once, however much is reserved for it
     uses = packages(imported(result.folder / job.get("script", "")))
-    if strategy is None and nodes * on_node > 1:
+    if strategy is None and total > 1:
         strategy = next((name for module, name in STRATEGY_OF.items() if module in uses), "torch_ddp")
         result.note(where, f"nothing says how the workers co-operate; strategy {strategy} is a guess")
     about = f"{uses} {result.place.get('image')} {job.get('arguments')}"
     if strategy == "mpi" and "horovod" in about and "mpi4py" not in says:
         strategy = "horovod"
     job["strategy"] = "horovod_elastic" if "elastic" in says else strategy or "single"
-    is_one = on_node == 1 or (nodes == 1 and result.target is None)
-    job |= {"workers": nodes * on_node} if is_one else {"nodes": nodes, "processes_per_node": on_node}
+    is_one = total != nodes * on_node or on_node == 1 or (nodes == 1 and result.target is None)
+    job |= {"workers": total} if is_one else {"nodes": nodes, "processes_per_node": on_node}
     cpus = float(says.get("cpus_node", 0)) / on_node or count.get("cpus", 0) / (on_node if has_agents else 1)
     memory = says.get("memory", "")
     with contextlib.suppress(ValueError):  # the check of job.yaml says what is wrong
-        memory = size(bytes_of(memory) // on_node) if on_node > 1 else memory
+        if per_cpu := says.get("memory_cpu"):
+            memory = size(int(bytes_of(per_cpu) * (cpus or 1)))
+        elif on_node > 1:
+            memory = size(bytes_of(memory) // on_node)
     amounts = {"cpu": int(cpus) if cpus == int(cpus) else cpus, "memory": memory, "gpu": -(-gpus // on_node)}
     usual = dict(Resources())
     job["resources"] = {name: each for name, each in amounts.items() if each and each != usual[name]}
