@@ -250,7 +250,7 @@ def test_requirements_are_those_of_the_nodes_python(make_job, tmp_path):
     for text, says in (
         ("#!/bin/sh\necho Num.Py 2.1\n", None),
         ("#!/bin/sh\necho Other 2.1\n", rf"{python} lacks: `uv pip install --python {python} .num_py"),
-        ("#!/bin/sh\nexit 1\n", f"{python} does not run here, and cannot be asked for its packages"),
+        ("#!/bin/sh\nexit 1\n", f"{python} does not run here, to list its packages"),
     ):
         python.write_text(text)
         if says is None:

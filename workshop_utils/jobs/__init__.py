@@ -72,9 +72,7 @@ def _arguments(value: Any) -> dict[str, Any] | tuple[Any, ...]:
     if isinstance(value, Mapping) and all(isinstance(key, str) for key in value):
         for key, each in value.items():
             if re.search(r"^-|\s", key):
-                raise JobError(
-                    f"{key} is no name of an argument; it must be as in 'lr: 0.1', which is --lr 0.1"
-                )
+                raise JobError(f"{key} is no argument's name; it must be as in 'lr: 0.1', which is --lr 0.1")
             is_list = isinstance(each, list | tuple)
             if is_list and not each:
                 raise JobError(f"{key} is []; it must hold a value, or be left empty (null) for a bare flag")
@@ -110,9 +108,7 @@ def _data(value: Any) -> str | dict[str, str] | None:
         if not isinstance(source, str):
             raise JobError(f"{name} is {_short(source)}; it must be a source such as 'digits' or a folder")
     if len({str(name).upper().replace("-", "_") for name in value}) < len(value):
-        raise ValueError(
-            "its names must differ in more than case, '-' and '_', as do variables SM_CHANNEL_NAME"
-        )
+        raise ValueError("two of its names are one variable; they must differ in more than case, '-' and '_'")
     return {str(name): source for name, source in value.items()}
 
 

@@ -72,8 +72,7 @@ def _packages_of(python: str) -> dict[str, str]:
     try:
         listed = subprocess.run([python, "-c", LIST], capture_output=True, text=True, check=True).stdout
     except (OSError, subprocess.CalledProcessError):
-        how = "say requirements: false in job.yaml (--no-requirements)"
-        raise JobError(f"{python} does not run here, and cannot be asked for its packages: {how}") from None
+        raise JobError(f"{python} does not run here, to list its packages: use --no-requirements") from None
     return {canonicalize_name(name): version for name, version in map(str.split, listed.splitlines())}
 
 

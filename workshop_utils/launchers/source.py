@@ -18,9 +18,7 @@ from workshop_utils.training import data
 
 PACKAGE = Path(__file__).parents[1]
 # What tools leave in a folder, and where people keep passwords and keys.
-LEFT_OUT = re.compile(
-    r"__pycache__|node_modules|\.(ipynb_checkpoints|git|venv|tox|env|env\..*|ssh|aws|netrc)|.*\.pem"
-)
+LEFT_OUT = r"__pycache__|node_modules|\.(git|venv|tox|ipynb_checkpoints|env(\..*)?|ssh|aws|netrc)|.*\.pem"
 TRACKERS = {"wandb", "mlruns", "lightning_logs"}  # have the runs of before, beside the script
 MOST_NBYTES = 200_000_000  # of a folder that travels with a job, before it is packed
 
@@ -126,7 +124,7 @@ def paths_below(folder: Path, apart: set[Path] | None = None) -> Iterator[tuple[
     for below, subfolders, names in os.walk(folder, followlinks=True):
         here = Path(below)
         left_out = TRACKERS if inside and here == folder else set()
-        kept = sorted(name for name in {*names, *subfolders} - left_out if not LEFT_OUT.fullmatch(name))
+        kept = sorted(name for name in {*names, *subfolders} - left_out if not re.fullmatch(LEFT_OUT, name))
         subfolders.clear()
         if here != folder and "pyvenv.cfg" in names:  # a virtual environment
             continue
@@ -142,7 +140,7 @@ def paths_below(folder: Path, apart: set[Path] | None = None) -> Iterator[tuple[
             ):
                 leads = "out of the folder" if leads_out else "back into itself"
                 raise JobError(
-                    f"{path} is a link that leads {leads}, to {target}: copy it, or name it in data"
+                    f"{path} is a link that leads {leads}, to {target}: copy it or name it in data"
                 )
             if path.is_dir():
                 subfolders.append(path.name)
@@ -169,13 +167,11 @@ def _archive(files: Mapping[str, Path], field: str, texts: Mapping[str, str] | N
     ):
         for name, path in files.items():
             entry = tarfile.TarInfo(name)
-            if name in sizes:
-                entry.size, entry.mode = sizes[name], path.stat().st_mode & 0o777
-                with path.open("rb") as content:
-                    file.addfile(entry, content)
-            else:
+            entry.size, entry.mode = sizes.get(name, 0), path.stat().st_mode & 0o777
+            if path.is_dir():
                 entry.type, entry.mode = tarfile.DIRTYPE, 0o755
-                file.addfile(entry)
+            with path.open("rb") if entry.size else io.BytesIO() as content:
+                file.addfile(entry, content)
         for name, text in (texts or {}).items():
             entry = tarfile.TarInfo(name)
             entry.size = len(text.encode())
