@@ -28,6 +28,9 @@ _KERAS_3 = (
 )
 # Words in the cause of a failure, and a sentence that helps.
 HINTS = {
+    r"not compiled with CUDA|_cuda_setDevice|NCCL built in|no NVIDIA driver|accelerator device when none|"
+    r"TCPStore world size cannot be 0": "The process sees no GPU: --gpus 1 gives it one where there is one, and "
+    "docs/your_script.md says under Devices how to try such a script on CPUs.",
     _KERAS_3: "Scripts for Keras 2 fail so under Keras 3: they need `workshop install tf-keras`, and "
     "TF_USE_LEGACY_KERAS: 1 in the job's `environment`.",
     "Keras cannot be imported": "TF_USE_LEGACY_KERAS asks for Keras 2, which `workshop install tf-keras` brings.",
