@@ -200,6 +200,14 @@ def test_what_becomes_one_run_is_said_and_gpus_and_memory_are_counted(described_
     assert (deepspeed["workers"], deepspeed["resources"]) == (4, {"gpu": 1})
 
 
+def test_a_script_is_found_in_the_folder_to_which_a_shell_changes(described_by, tmp_path):
+    (tmp_path / "sub").mkdir()
+    (tmp_path / "sub" / "train.py").touch()
+    result = described_by("run.sh", "cd sub && python ./train.py", script="")
+    assert result.job["script"] == "sub/train.py"
+    assert result.notes == ["line 1: cd: changed: the job runs in its own folder, not in sub"]
+
+
 def test_words_of_each_process_stay_words_and_several_processes_without_a_program_are_a_guess(described_by):
     url = "--url tcp://$MASTER_ADDR:$MASTER_PORT"
     text = f"#SBATCH --ntasks=2\nsrun python train.py --rank $SLURM_PROCID {url} --world $SLURM_NTASKS"

@@ -39,6 +39,7 @@ class Imported:
         target: of place.yaml; None if the file is about no target.
         says: what options say of the workers, in numbers such as "4", by the names in `tables.yaml`.
         paths: words that stand for folders of the old place in arguments, such as `{data}` for `/mnt/data`.
+        folders: where below `folder` scripts may lie.
         notes: what was dropped or changed, a line each.
     """
 
@@ -49,6 +50,7 @@ class Imported:
     place: dict[str, Any] = default(default_factory=dict)
     says: dict[str, str] = default(default_factory=dict)
     paths: dict[str, str] = default(default_factory=dict)
+    folders: list[str] = default(default_factory=lambda: [""])
     notes: list[str] = default(default_factory=list)
 
     def note(self, where: str, what: str = "dropped") -> None:
@@ -69,9 +71,10 @@ class Imported:
 
     def take_script(self, path: str) -> None:
         """Take the script at `path`, if it lies below the folder, or else one of that name beside job.yaml."""
-        path = path.removeprefix("./")
-        is_here = not path.startswith(("/", "..", UNKNOWN)) and (self.folder / path).is_file()
-        self.job["script"] = path if is_here else PurePosixPath(path).name
+        paths = [PurePosixPath(folder, path).as_posix() for folder in reversed(self.folders)]
+        below = [each for each in paths if not each.startswith(("/", "..", UNKNOWN))]
+        name = PurePosixPath(path).name
+        self.job["script"] = next((each for each in below if (self.folder / each).is_file()), name)
 
     def take_variable(self, where: str, name: str, value: Any, is_secret: bool = False) -> None:
         """Take a variable for the script, if its value is known, unless launchers set it or it may be a secret."""

@@ -109,6 +109,9 @@ def _starts(
             result.says = outer
         elif "script" in trial.job or trial.job.get("module", "pip").partition(".")[0] not in TABLES["tools"]:
             yield place, words, trial.says
+        elif words[0] == "cd" and (result.folder / words[-1]).is_dir():
+            result.folders.append(words[-1])
+            result.note(f"{place}: cd", f"changed: the job runs in its own folder, not in {words[-1]}")
         elif words[0] in ("for", "while", "until"):
             result.note(f"{place}: {words[0]}", "changed: what it repeats is run once")
         else:
