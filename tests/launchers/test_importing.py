@@ -190,7 +190,7 @@ def test_what_becomes_one_run_is_said_and_gpus_and_memory_are_counted(described_
     assert result.job["resources"] == {"cpu": 2, "memory": "4Gi", "gpu": 1}
     assert result.place == {}
     for said in (
-        "--array=0-3: dropped",
+        "--array: dropped",
         "--signal",
         "--dependency",
         "for: changed: what it repeats is run once",
@@ -285,7 +285,7 @@ def test_of_several_claims_the_one_that_the_arguments_name_is_kept(described_by)
     result = described_by("cluster.yaml", text.replace("[{name: d, mountPath: /mnt/in}]", mounts))
     assert result.place["data_claim"] == "claimed"
     assert result.job["arguments"][0] == "--data={data}/sets/a/x"
-    assert "volumes[1]: dropped, since claimed is the claim for data" in "\n".join(result.notes)
+    assert "volumes[1]: dropped, since data_claim is claimed" in "\n".join(result.notes)
 
 
 def test_the_kind_and_the_command_decide_the_strategy(described_by):

@@ -11,9 +11,7 @@ from workshop_utils import logs
 from workshop_utils.runs import Run
 
 # Names of variables and properties whose values are not shown.
-SECRET = re.compile(
-    r"(?i)secret|token(?!iz|s)|passw|passphrase|pass$|[._-]pwd?$|auth(?!or)|cred(?!it)|key$|access[._]?key"
-)
+SECRET = re.compile(r"(?i)secret|token(?!iz|s)|pass(w|phr|$)|[._-]pwd?$|auth(?!or)|cred(?!it)|key(_id)?$")
 LAST_LINES = 12  # of a worker that failed without a traceback, in the message
 MOST_LINES = 10, 20  # of a traceback, from its beginning and from its end
 MOST_READ = 10_000  # lines of a log, the last ones

@@ -18,14 +18,8 @@ TABLES: dict[str, Any] = yaml.safe_load(Path(__file__).with_name("tables.yaml").
 UNKNOWN = "\0"  # in a text: what only a shell, or a program that is not run, could compute
 PLACE = re.compile("|".join(TABLES["place"]))
 WORDS = {name: word for word, names in TABLES["variables"].items() for name in names}
-# Not all that `SECRET` takes for one: --key and --token-dim are usual arguments.
-SECRET_ARGUMENT = re.compile(
-    r"(?i).*(secret|token|pass(w(or)?d|phrase)|[._-](pass|pwd?)|auth|cred(ential)?s?|(\w[._-]|api|access)key)"
-)
 # An address with a password, or a key as services write theirs.
-SECRET_VALUE = re.compile(
-    r"\w://[^/\s@]*:[^/\s@]+@|\b(sk-(\w{6}|proj-|ant-)|gh[a-z]_\w{6}|hf_[^\W_]{20}|AKIA\w{9}|eyJ\w{9})"
-)
+SECRET_VALUE = re.compile(r"\w://[^/\s@]*:[^/\s@]+@|\b(sk-(\w{6}|proj-|ant-)|gh[a-z]_\w{9}|AKIA\w{9}|xox\w-)")
 OPTION = re.compile(r"--\w[\w.-]*|-[A-Za-z]")
 ADVICE = "a local run inherits it from your shell; elsewhere: job.replace(environment={{{0!r}: os.environ[{0!r}]}})"
 
@@ -55,7 +49,7 @@ class Imported:
 
     def note(self, where: str, what: str = "dropped") -> None:
         """Say what has become of `where`."""
-        if (line := f"{where}: {what}".replace(UNKNOWN, "…")) not in self.notes:
+        if (line := SECRET_VALUE.sub("…", f"{where}: {what}".replace(UNKNOWN, "…"))) not in self.notes:
             self.notes.append(line)
 
     def take_fields(self, tree: Any, table: Mapping[str, str]) -> None:
@@ -94,16 +88,12 @@ class Imported:
         kept: list[str] = []
         for word in words:
             last = kept[-1] if kept and OPTION.fullmatch(kept[-1]) and not OPTION.match(word) else ""
-            option = last or word.partition("=")[0]
-            is_secret = ((last or "=" in word) and SECRET_ARGUMENT.fullmatch(option)) or SECRET_VALUE.search(
-                word
-            )
-            if is_secret or UNKNOWN in word:
+            option, is_valued = last or word.partition("=")[0], bool(last) or "=" in word
+            is_named = is_valued and option.strip("-") != "key" and SECRET.search(option)
+            if (is_secret := is_named or SECRET_VALUE.search(word)) or UNKNOWN in word:
                 kept = kept[:-1] if last else kept
                 why = "it may be a secret" if is_secret else "it is computed"
-                self.note(
-                    f"{where}: {SECRET_VALUE.sub('…', option)}", f"left out of the arguments, since {why}"
-                )
+                self.note(f"{where}: {option}", f"left out of the arguments, since {why}")
                 continue
             for path, stand_in in self.paths.items():
                 if re.search(rf"(^|=){re.escape(path)}(/|$)", word):

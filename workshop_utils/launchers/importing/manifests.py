@@ -171,24 +171,20 @@ def _take_place(main: Role, driver: Role, result: Imported, is_ours: bool) -> No
     volumes = {volume["name"]: volume for volume in fields.pop("volumes", [])}
     paths = {name: f"{main.path}.volumes[{index}]" for index, name in enumerate(volumes)}
     claims = {name: take(volume, "persistentVolumeClaim.claimName") for name, volume in volumes.items()}
-    for name, folder, inner in ((each["name"], each["mountPath"], each.get("subPath")) for each in mounts):
-        if not (claim := claims.get(name)):
-            continue
+    for mount in (each for each in mounts if claims.get(each["name"])):
+        name, folder = mount["name"], mount["mountPath"]
         words = folder if is_ours else f"{name} {folder}"
         use = next(use for use, pattern in CLAIMS.items() if re.search(pattern, words))
         kept, key = (place, "data_claim") if use == "data" else (result.job, use)
-        if key in kept and not is_ours:
-            result.note(
-                paths[name], f"dropped, since {kept[key].removeprefix('claim:')} is the claim for {use}"
-            )
-            continue
-        kept[key] = claim if use == "data" else f"claim:{claim}"
+        what = f"dropped, since {key} is {kept.get(key)}"
+        if key not in kept:
+            kept[key] = claims[name] if use == "data" else f"claim:{claims[name]}"
+            inner = f"/{mount['subPath']}" if use == "data" and "subPath" in mount else ""
+            word = "{model}" if use == "outputs" else f"{{{use}}}{inner}"
+            what = f"changed: {folder} is {word}"
+            result.paths |= {} if is_ours else {folder: word}
         if not is_ours:
-            at = "{model}" if use == "outputs" else f"{{{use}}}"
-            if inner and use != "data":
-                result.note(f"{paths[name]}: subPath {inner}")
-            result.paths[folder] = f"{at}/{inner}" if inner and use == "data" else at
-            result.note(paths[name], f"changed: {folder} is {result.paths[folder]}")
+            result.note(paths[name], what)
     for name, claim in claims.items():
         if is_ours and name == "data" and not claim and "data" not in result.job:
             result.job["data"] = "digits"

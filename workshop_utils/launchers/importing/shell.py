@@ -35,11 +35,9 @@ WITHOUT_WORDS: dict[re.Pattern[str], Callable[[re.Match[str]], str]] = {
     re.compile(r"(?:.*\\\n)+.*"): lambda found: found[0].replace("\\\n", " "),
 }
 QUOTE = "[\"']"
-_BRACES = r"[^{}]*(?:\{[^{}]*\}[^{}]*)*"
-# $NAME; ${NAME}, maybe of a list, maybe with a default; anything else that a shell works out.
-VARIABLE = re.compile(
-    rf"\$(?:([A-Za-z_]\w*|[@*\d])|\{{(\w+|[@*])(?:\[[@*]\])?(?::?[-=]({_BRACES}))?\}}|\{{{_BRACES}\}}|[?$#!])"
-)
+_ANY = r"[^{}]*(?:\{[^{}]*\}[^{}]*)*"
+# $NAME or ${NAME}, also of a list, with a default or not; anything else that a shell works out.
+VARIABLE = re.compile(rf"\$(\{{)?(\w+|[@*])(?(1)(?:\[[@*]\])?(?::?[-=]({_ANY}))?\}})|\$(?:\{{{_ANY}\}}|[?$])")
 EXPANDED = re.compile(r"(?:^|=)~|\*|\{[^{}\s'\"]+(?:,|\.\.)[^{}\s'\"]+\}")  # what a shell replaces by names
 
 
@@ -73,7 +71,7 @@ def _starts(
     variables = WORDS | result.job.get("environment", {})
 
     def of_variable(found: re.Match[str]) -> str:
-        known = variables.get(found[1] or found[2] or "", UNKNOWN)
+        known = variables.get(found[2] or "", UNKNOWN)
         return VARIABLE.sub(of_variable, found[3]) if found[3] and known in ("", UNKNOWN) else known
 
     for line, raw in _commands(text, result):
@@ -112,10 +110,10 @@ def _starts(
         elif words[0] == "cd" and (result.folder / words[-1]).is_dir():
             result.folders.append(words[-1])
             result.note(f"{place}: cd", f"changed: the job runs in its own folder, not in {words[-1]}")
-        elif words[0] in ("for", "while", "until"):
-            result.note(f"{place}: {words[0]}", "changed: what it repeats is run once")
         else:
-            result.note(f"{place}: {words[0].partition('=')[0]}")
+            is_loop = words[0] in ("for", "while", "until")
+            what = "changed: what it repeats is run once" if is_loop else "dropped"
+            result.note(f"{place}: {words[0].partition('=')[0]}", what)
 
 
 def _commands(text: str, result: Imported) -> Iterator[tuple[int, list[str]]]:
@@ -147,12 +145,8 @@ def _take_options(place: str, words: list[str], result: Imported, variables: dic
     for name, value in options_of(words, COMMANDS["sbatch"]):
         option = f"-{name} {value}" if len(name) == 1 else f"--{name}={value}" if value else f"--{name}"
         field = COMMANDS["sbatch"]["fields"].get(name, "")
-        if name in TABLES["ours"]:
-            result.note(f"{place}: {option.split('=')[0]}", "dropped, since our script says it")
-        elif name in TABLES["not_ours"]:
-            result.note(
-                f"{place}: {option}", "dropped: a job here is one run, started at once and sent no signal"
-            )
+        if why := next((why for why, names in TABLES["not_taken"].items() if name in names), ""):
+            result.note(f"{place}: {option.split('=')[0]}", f"dropped, since {why}")
         elif not field or value == "0" or re.search(r"(^|:)(?!gpu)[a-z]\w*:\d", value):  # a model of GPU
             result.place.setdefault("options", []).append(option.strip())
         variables |= dict.fromkeys(TABLES["slurm"].get(field, ()), value)
