@@ -34,6 +34,12 @@ from workshop_utils.runs import RunState, attributed
 from workshop_utils.strategies import Addresses, ProcessSpec, launched, strategy_of
 
 OUTLINE = Path(__file__).with_name("slurm.sh").read_text(encoding="utf-8")
+LOOK = """for path in {}; do
+  [ -e "$path" ] || {{ echo "data: $SLURMD_NODENAME sees no $path; it, and WORKSHOP_CACHE, must be where all nodes see \
+it"; exit 1; }}
+done
+
+"""
 FAILURES = ("FAILED", "TIMEOUT", "NODE_FAIL", "OUT_OF_MEMORY", "BOOT_FAIL", "DEADLINE", "PREEMPTED")
 FINAL = {"COMPLETED": RunState.SUCCEEDED, "CANCELLED": RunState.STOPPED}
 FINAL |= dict.fromkeys(FAILURES, RunState.FAILED)
@@ -138,7 +144,9 @@ class Slurm(TargetSettings):
             if name not in job.environment:
                 variables.pop(name, None)
         sources = [Path(source).expanduser().absolute() for source in job.channels.values()]
-        data = [variables.get("WORKSHOP_DATA", "."), *(str(path) for path in sources if path.exists())]
+        data = (
+            [variables["WORKSHOP_DATA"], *(str(path) for path in sources if path.exists())] if sources else []
+        )
         secret = {name: variables.pop(name) for name in list(variables) if output.SECRET.search(name)}
 
         lines = [self._command(spec) for spec in launched(specs) if not spec.runs_script]
@@ -153,7 +161,13 @@ class Slurm(TargetSettings):
                 "END",
                 " ".join([srun, *map(_word, ranks[0].argv), *map(quote, ranks[0].arguments)]),
             ]
-        gpus = per_node * job.resources.gpu
+        gpus, megabytes = (
+            per_node * job.resources.gpu,
+            math.ceil(per_node * job.resources.memory_nbytes / 2**20),
+        )
+        own_memory = any(
+            option.startswith("--mem") for option in self.options
+        )  # Slurm takes no two that differ
         options = [f"--gpus-per-node={gpus}"] if gpus else []  # some clusters know no GPUs at all
         options += ["--requeue" if job.checkpoints else "--no-requeue", *self.options]
         script = OUTLINE.format(
@@ -161,14 +175,14 @@ class Slurm(TargetSettings):
             nodes=1 + max(spec.node for spec in ranks),
             per_node=per_node,
             cpus=cpus,
-            megabytes=math.ceil(per_node * job.resources.memory_nbytes / 2**20),
+            memory="" if own_memory else f"#SBATCH --mem={megabytes}M\n",
             minutes=math.ceil(job.timeout_seconds / 60),
             folder=quote(str(folder)),
             options="\n".join(f"#SBATCH {option}" for option in options),
             setup="\n".join(self.setup),
             path=quote(str(self.python.parent)),
             exports=_exports(variables, {name for name, _ in shared}),
-            data=" ".join(map(quote, data)),
+            data=LOOK.format(" ".join(map(quote, data))) if data else "",
             processes="\n".join(lines),
         )
         names = {number: spec.name for number, spec in tasks.items()}

@@ -3,8 +3,7 @@
 #SBATCH --nodes={nodes}
 #SBATCH --ntasks-per-node={per_node}
 #SBATCH --cpus-per-task={cpus}
-#SBATCH --mem={megabytes}M
-#SBATCH --time={minutes}
+{memory}#SBATCH --time={minutes}
 #SBATCH --distribution=block
 #SBATCH --chdir={folder}/files/source
 #SBATCH --output={folder}/log
@@ -23,8 +22,4 @@ node=($(scontrol show hostnames "$SLURM_JOB_NODELIST"))
 first=$((12000 + SLURM_JOB_ID % 312 * 64))
 port=($(seq $first $((first + 63))))  # this job's own, all below those that the kernel gives away, from 32768 on
 {exports}
-for path in {data}; do
-  [ -e "$path" ] || {{ echo "data: $SLURMD_NODENAME sees no $path; it, and WORKSHOP_CACHE, must be where all nodes see it"; exit 1; }}
-done
-
-{processes}
+{data}{processes}
