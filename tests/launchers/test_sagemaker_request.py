@@ -149,6 +149,9 @@ def test_instances_have_at_least_what_is_said_of_their_processors_and_memory(mak
             assert gib <= there["MemoryInfo"]["SizeInMiB"] / 1024, name
     assert known > 100
     assert instances.size_of("ml.c5.xlarge") == (4, 8)
+    submission._check_size(
+        make_job("", resources={"memory": "9Ti"}), "ml.p5.48xlarge"
+    )  # of which nothing is known
 
 
 def test_the_job_s_own_modules_stay_on_the_path(make_job):

@@ -254,16 +254,15 @@ def _check_gpus(job: TrainingJob, instance_type: str) -> None:
 
 
 def _check_size(job: TrainingJob, instance_type: str) -> None:
-    """Raise JobError if the instances are not known to have the processors and the memory that the job asks for."""
+    """Raise JobError if the instances are known to have too few processors, or too little memory."""
     count, resources = job.processes_per_node or 1, job.resources
     needed = {"cpu": count * resources.cpu, "memory": count * resources.memory_nbytes / 2**30}
     for (name, need), there in zip(needed.items(), size_of(instance_type), strict=True):
-        if name in resources.model_fields_set and need > there:
+        if name in resources.model_fields_set and 0 < there < need:
             unit = "GiB" if name == "memory" else "processor(s)"
-            has = f"has {there:g}" if there else "is not known to have that"
             raise JobError(
                 f"resources.{name} is {getattr(resources, name)!r}; {count} process(es) a node need {need:g} {unit}, "
-                f"and instance_type {instance_type} {has}: take a larger one, or less"
+                f"and instance_type {instance_type} has {there:g}: take a larger one, or less"
             )
 
 
