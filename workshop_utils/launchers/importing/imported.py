@@ -66,9 +66,10 @@ class Imported:
     def take_script(self, path: str) -> None:
         """Take the script at `path`, if it lies below the folder, or else one of that name beside job.yaml."""
         paths = [PurePosixPath(folder, path).as_posix() for folder in reversed(self.folders)]
-        below = [each for each in paths if not each.startswith(("/", "..", UNKNOWN))]
-        name = PurePosixPath(path).name
-        self.job["script"] = next((each for each in below if (self.folder / each).is_file()), name)
+        here = (
+            path for path in paths if (self.folder / path).is_file() and path[:2] != ".." and path[0] != "/"
+        )
+        self.job["script"] = next(here, PurePosixPath(path).name)
 
     def take_variable(self, where: str, name: str, value: Any, is_secret: bool = False) -> None:
         """Take a variable for the script, if its value is known, unless launchers set it or it may be a secret."""
@@ -102,10 +103,8 @@ class Imported:
             kept.append(word)
         keys, values = kept[::2], kept[1::2]
         named = {key.lstrip("-"): plain(value) for key, value in zip(keys, values, strict=False)}
-        is_mapping = len(named) == len(values) == len(keys) and all(map(OPTION.fullmatch, keys))
-        is_mapping = (
-            is_mapping and not any(map(OPTION.fullmatch, values)) and all(len(key) != 3 for key in keys)
-        )
+        is_mapping = all(len(key) != 3 and OPTION.fullmatch(key) for key in keys)  # --a would become -a
+        is_mapping &= len(named) == len(values) == len(keys) and not any(map(OPTION.fullmatch, values))
         self.job["arguments"] = named if is_mapping else list(map(plain, kept))
 
 

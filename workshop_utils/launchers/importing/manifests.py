@@ -14,16 +14,7 @@ import yaml
 
 from workshop_utils.jobs import JobError, parsed
 from workshop_utils.launchers.importing import shell
-from workshop_utils.launchers.importing.imported import (
-    PLACE,
-    TABLES,
-    UNKNOWN,
-    WORDS,
-    Imported,
-    left,
-    plain,
-    take,
-)
+from workshop_utils.launchers.importing.imported import TABLES, UNKNOWN, WORDS, Imported, left, plain, take
 from workshop_utils.launchers.output import SECRET
 
 KINDS: dict[str, dict[str, Any]] = TABLES["manifests"]
@@ -33,7 +24,7 @@ OUR_LABEL = "distributed-training-workshop"
 OUR_IMAGE = re.compile(r"(?:(.+)/)?workshop-(?:pytorch|horovod):[cg]pu(?:@.*)?")
 # The variables of every pod of ours, as NAME=VALUE, with so many threads.
 OUR_VARIABLES = (
-    rf"({PLACE.pattern}|SM_CHANNEL_.*|TORCH_DISABLE_SHARE_.*)=.*|PYTHONPATH=/workshop/job|PYTHONUNBUFFERED=1"
+    rf"({'|'.join(TABLES['place'])}|SM_CHANNEL_.*|TORCH_DISABLE_SHARE_.*)=.*|PYTHONPATH=/workshop/job|PYTHONUNBUFFERED=1"
     r"|(OMP|TF)_NUM_\w*THREADS={}"
 )
 # What a claim is for, by the name of its volume or folder.
@@ -168,9 +159,9 @@ def _take_place(main: Role, driver: Role, result: Imported, is_ours: bool) -> No
     mounts = main.take("volumeMounts") or []
     words = str([driver.fields.get(f"containers[0].{name}") for name in ("command", "args", "env")])
     mounts.sort(key=lambda mount: not re.search(re.escape(mount["mountPath"]) + r"(?!\w)", words))
-    volumes = {volume["name"]: volume for volume in fields.pop("volumes", [])}
-    paths = {name: f"{main.path}.volumes[{index}]" for index, name in enumerate(volumes)}
-    claims = {name: take(volume, "persistentVolumeClaim.claimName") for name, volume in volumes.items()}
+    volumes = fields.pop("volumes", [])
+    claims = {volume["name"]: take(volume, "persistentVolumeClaim.claimName") for volume in volumes}
+    paths = {name: f"{main.path}.volumes[{index}]" for index, name in enumerate(claims)}
     for mount in (each for each in mounts if claims.get(each["name"])):
         name, folder = mount["name"], mount["mountPath"]
         words = folder if is_ours else f"{name} {folder}"

@@ -111,8 +111,7 @@ def _starts(
             result.folders.append(words[-1])
             result.note(f"{place}: cd", f"changed: the job runs in its own folder, not in {words[-1]}")
         else:
-            is_loop = words[0] in ("for", "while", "until")
-            what = "changed: what it repeats is run once" if is_loop else "dropped"
+            what = "changed: what it repeats is run once" if words[0] in TABLES["loops"] else "dropped"
             result.note(f"{place}: {words[0].partition('=')[0]}", what)
 
 
