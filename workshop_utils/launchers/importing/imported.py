@@ -66,9 +66,7 @@ class Imported:
     def take_script(self, path: str) -> None:
         """Take the script at `path`, if it lies below the folder, or else one of that name beside job.yaml."""
         paths = [PurePosixPath(folder, path).as_posix() for folder in reversed(self.folders)]
-        here = (
-            path for path in paths if (self.folder / path).is_file() and path[:2] != ".." and path[0] != "/"
-        )
+        here = (path for path in paths if path[0] not in "./" and (self.folder / path).is_file())
         self.job["script"] = next(here, PurePosixPath(path).name)
 
     def take_variable(self, where: str, name: str, value: Any, is_secret: bool = False) -> None:
