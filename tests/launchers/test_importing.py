@@ -57,7 +57,12 @@ def test_our_own_manifest_is_rendered_again_from_what_it_is_imported_to(path, pl
 
 @pytest.mark.parametrize("name", PLACES)
 def test_what_a_place_has_added_comes_back_too(name, tmp_path):
-    fields = {"nodes": 2, "processes_per_node": 2, "arguments": ["--rank={rank}", 3], "timeout": "90s"}
+    fields = {
+        "nodes": 2,
+        "processes_per_node": 2,
+        "arguments": ["--rank={rank}", 3, "a$$b$"],
+        "timeout": "90s",
+    }
     fields |= {"resources": {"cpu": 0.5, "memory": "3Gi", "gpu": 1}, "checkpoints": "claim:kept"}
     fields |= {
         "module": "train",

@@ -16,6 +16,7 @@ import pytest
 from workshop_utils.jobs import JobError, TrainingJob
 from workshop_utils.launchers.kubernetes import EmulatedKubernetes, Kubernetes, check, config_maps, settings
 from workshop_utils.launchers.kubernetes.operators import pods_of
+from workshop_utils.launchers.template import expanded
 
 JOBS = Path(__file__).parents[2] / "jobs"
 
@@ -37,6 +38,16 @@ def test_resources_are_written_as_kubernetes_reads_them_and_the_job_s_image_come
     (made,) = Kubernetes(image="mine:1").render(job).resource["spec"]["template"]["spec"]["containers"]
     assert made["resources"] == {"limits": {"cpu": "500m", "memory": "1000000000", "nvidia.com/gpu": 2}}
     assert made["image"] == "jobs:2"
+
+
+def test_no_dollar_is_read_by_the_kubelet(make_job):
+    texts = ["a$$b", "--x=$(PYTHONPATH)", "$", "$x$$$(", "$()"]
+    job = make_job("", arguments=texts, environment={"P": "pa$$word$(P)"})
+    (made,) = Kubernetes().render(job).resource["spec"]["template"]["spec"]["containers"]
+    assert made["args"][:2] == ["a$$$b", "--x=$$(PYTHONPATH)"]
+    assert [expanded(word, {"PYTHONPATH": "/x"}) for word in made["args"]] == texts
+    own = {each["name"]: each["value"] for each in made["env"]}
+    assert expanded(own["P"], own) == "pa$$word$(P)"
 
 
 def carried(job, place=None):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import re
 from collections.abc import Mapping
 from typing import Any
 
@@ -17,3 +18,9 @@ def filled(template: Any, values: Mapping[str, Any]) -> Any:
         fields = {name: filled(each, values) for name, each in template.items()}
         return {name: each for name, each in fields.items() if each is not None}
     return template
+
+
+def expanded(text: str, known: Mapping[str, str]) -> str:
+    """What Kubernetes makes of a command's word or a variable's value. Source: `Expand` of its third_party/forked."""
+    words = {"$$": "$"} | {f"$({name})": value for name, value in known.items()}
+    return re.sub(r"\$(\$|\([^)]*\))", lambda found: words.get(found[0], found[0]), text)

@@ -16,6 +16,7 @@ from workshop_utils.jobs import JobError, parsed
 from workshop_utils.launchers.importing import shell
 from workshop_utils.launchers.importing.imported import TABLES, UNKNOWN, WORDS, Imported, left, plain, take
 from workshop_utils.launchers.output import SECRET
+from workshop_utils.launchers.template import expanded
 
 KINDS: dict[str, dict[str, Any]] = TABLES["manifests"]
 RUNTIMES = ("TrainingRuntime", "ClusterTrainingRuntime")
@@ -191,6 +192,7 @@ def _take_command(driver: Role, result: Imported, is_ours: bool) -> list[str]:
     ours = re.compile(OUR_VARIABLES.replace("{}", str(int(float(result.says["cpus_node"]) / each) or 1)))
     for each in driver.take("env") or []:
         name, value = each["name"], each.get("value", None if "valueFrom" in each else "")
+        value = value and expanded(str(value), known)
         if not (is_ours and ours.fullmatch(f"{name}={value}")):
             is_secret = "secretKeyRef" in str(each)
             result.take_variable(f"{driver.path}.containers[0].env.{name}", name, value, is_secret)
@@ -200,7 +202,7 @@ def _take_command(driver: Role, result: Imported, is_ours: bool) -> list[str]:
         known[name] = UNKNOWN if value is None or SECRET.search(name) else str(value)
     words = [*(driver.take("command") or []), *(driver.take("args") or [])]
     words = words[words.index("python") :] if is_ours and words[:1] == ["mpirun"] else words
-    return [re.sub(r"\$\((\w+)\)", lambda found: known.get(found[1], found[0]), str(word)) for word in words]
+    return [expanded(str(word), known) for word in words]
 
 
 def _take_resources(main: Role, result: Imported) -> None:

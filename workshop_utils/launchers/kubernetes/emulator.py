@@ -53,6 +53,7 @@ from workshop_utils.launchers.kubernetes.operators import Pod, pods_of, table_of
 from workshop_utils.launchers.kubernetes.settings import KubernetesSettings
 from workshop_utils.launchers.local import environment, warm
 from workshop_utils.launchers.local.run import Event, Process, ProcessGroup, ProcessRun
+from workshop_utils.launchers.template import expanded
 from workshop_utils.network import LOOPBACK_INTERFACE
 from workshop_utils.network.ports import PortReservation
 from workshop_utils.runs import RunState
@@ -348,11 +349,11 @@ def _process(pod: Pod, folders: Mapping[str, str], scratch: Path) -> Process:
     for each in pod.container.get("env", []):
         if "valueFrom" in each:
             raise JobError(f"pod {pod.name}: variable {each['name']} has a valueFrom, which is not emulated")
-        own[each["name"]] = str(each.get("value", ""))
+        own[each["name"]] = expanded(str(each.get("value", "")), own)
     words = [*pod.container.get("command", ()), *pod.container.get("args", ())]
     if not words:
         raise JobError(f"pod {pod.name}: its container has no command; the image's own is not emulated")
-    program, *rest = [_here(word, folders) for word in words]
+    program, *rest = [_here(expanded(word, own | dict(pod.variables)), folders) for word in words]
     about = f"pod {pod.name}: its command is {program!r}"
     variables = {name: _here(value, folders) for name, value in {**own, **pod.variables}.items()}
     variables |= {"GLOO_SOCKET_IFNAME": LOOPBACK_INTERFACE, "TMPDIR": str(scratch)}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -138,10 +139,20 @@ def build(job: TrainingJob, settings: KubernetesSettings) -> Manifest:
         "template_metadata": {"annotations": {QUEUE: settings.queue}} if settings.queue else None,
         "trainer_args": job.command_line_arguments or None,
     }
-    *before, resource = filled(templates[kind], values)
+    *before, resource = _unexpanded(filled(templates[kind], values))
     for described in (*before, resource):
         check.require(described)
     return Manifest(resource, tuple(before), _how_to(job, settings), archive)
+
+
+def _unexpanded(value: Any, below: str = "") -> Any:
+    """`value` with `$$` for each `$` that the kubelet would read: in commands, arguments and variables' values."""
+    if isinstance(value, dict):
+        return {name: _unexpanded(each, name) for name, each in value.items()}
+    if isinstance(value, list):
+        return [_unexpanded(each, below) for each in value]
+    read = isinstance(value, str) and below in ("command", "args", "value")
+    return re.sub(r"\$(?=[$(])", "$$", value) if read else value
 
 
 def _roles(
