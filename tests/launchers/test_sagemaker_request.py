@@ -256,14 +256,19 @@ def test_below_a_channel_s_address_lies_what_is_in_its_folder_and_nothing_else(m
         (folder / name).write_text(name)
     launcher = place(aws=aws, bucket="bucket-for-data")
     job = make_job(TORCH, data={"train": str(folder), "test": str(folder / "old.txt")})
+    uris = []
     for name in ("more/x.bin", "more/y.bin"):
         uri = launcher.render(job).submission.channels["train"]
+        uris.append(uri)
         launcher.launch(job).wait(60)
         bucket, prefix = account.split_uri(uri)
         listed = aws.pages("s3", "list_objects_v2", "Contents", Bucket=bucket, Prefix=prefix)
         assert sorted(each["Key"].removeprefix(prefix) for each in listed) == [name, "old.txt"]
         if name == "more/x.bin":
             (folder / name).rename(folder / "more/y.bin")
+    assert list(
+        aws.pages("s3", "list_objects_v2", "Contents", Bucket=bucket, Prefix=account.split_uri(uris[0])[1])
+    )
 
 
 @pytest.mark.parametrize("strategy", ["torch_ddp", "mpi"])

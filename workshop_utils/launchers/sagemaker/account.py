@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import hashlib
 import logging
 import os
 import warnings
@@ -236,17 +235,13 @@ def split_uri(uri: str) -> tuple[str, str]:
 
 
 def upload(files: Iterable[tuple[str, Path]], uri: str, aws: Aws, owner: str) -> None:
-    """Store `files` under their names below `uri`, unless they are there already, and remove what else is there."""
+    """Store `files` under their names below `uri`, unless they are there already; nothing is removed."""
     bucket, prefix = split_uri(uri)
     ours = {"Bucket": bucket, "ExpectedBucketOwner": owner}
     listed = aws.pages("s3", "list_objects_v2", "Contents", **ours, Prefix=prefix)
-    stored = {entry["Key"]: entry["ETag"].strip('"') for entry in listed}
+    stored = {entry["Key"]: entry["Size"] for entry in listed}
     for name, path in files:
-        with path.open("rb") as content:
-            # What S3 calls the ETag of a small object.
-            digest = hashlib.file_digest(content, lambda: hashlib.md5(usedforsecurity=False)).hexdigest()
-            content.seek(0)
-            if stored.pop(prefix + name, "") != digest:
-                aws.call("s3", "put_object", **ours, Key=prefix + name, Body=content)
-    for key in stored:
-        aws.call("s3", "delete_object", **ours, Key=key)
+        if stored.get(prefix + name) != path.stat().st_size:
+            target, asked = {"Bucket": bucket, "Key": prefix + name}, {"ExpectedBucketOwner": owner}
+            with path.open("rb") as content:  # in parts, where it is large
+                aws.call("s3", "upload_fileobj", Fileobj=content, **target, ExtraArgs=asked)

@@ -26,6 +26,7 @@ from workshop_utils.jobs.quantities import seconds_of
 from workshop_utils.launchers.instances import gpus_of, size_of
 from workshop_utils.launchers.sagemaker import toolkit
 from workshop_utils.launchers.sagemaker.settings import SageMakerSettings
+from workshop_utils.launchers.source import files_below
 from workshop_utils.strategies import script_words, strategy_of
 
 PREFIX = "workshop"  # of everything in the bucket
@@ -151,7 +152,7 @@ class Submission:
         """Where the source is in the bucket."""
         return f"{self._bucket_uri}/source/{self.name}/sourcedir.tar.gz"
 
-    @property
+    @functools.cached_property
     def channels(self) -> dict[str, str]:
         """Where the data of each channel is: in its own place if that is on S3, and otherwise in the bucket."""
         return {name: self._data_uri(source) for name, source in self.job.channels.items()}
@@ -159,9 +160,18 @@ class Submission:
     def _data_uri(self, source: str) -> str:
         if source.startswith("s3://"):
             return source
-        path = str(Path(source).expanduser().absolute())
-        digest = hashlib.sha256(path.encode()).hexdigest()[:8]  # one folder's files are not another's
-        return f"{self._bucket_uri}/data/{source if source in STORED_DATA else f'{self.job.name}-{digest}'}/"
+        path = Path(source).expanduser()
+        digest = hashlib.sha256(source.encode() if not path.exists() else b"")
+        # By what it holds: another's data is never in the same place, and what a running job reads never changes.
+        for name, file in (
+            files_below(path) if path.is_dir() else [(path.name, path)] if path.exists() else ()
+        ):
+            with file.open("rb") as content:
+                digest.update(f"{name}\0{file.stat().st_size}\0".encode())
+                while part := content.read(1 << 20):
+                    digest.update(part)
+        own = f"{self.job.name}-{digest.hexdigest()[:16]}"
+        return f"{self._bucket_uri}/data/{source if source in STORED_DATA else own}/"
 
     @property
     def output_uri(self) -> str:
