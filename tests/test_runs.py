@@ -147,11 +147,14 @@ def test_each_process_s_log_is_a_file_of_what_it_printed_records_too(state):
     }
 
 
-def test_with_outputs_the_logs_lie_there_and_are_listed_all_the_same(state, tmp_path):
+def test_with_outputs_a_copy_of_the_logs_is_left_there_at_the_end(state, tmp_path):
     run = printed(outputs=str(tmp_path / "outputs"))
-    assert run.log_folder.parent == tmp_path / "outputs" / "logs"
-    other = printed(outputs=str(tmp_path / "others"))
-    assert [folder.resolve() for folder in logs.runs()] == [other.log_folder, run.log_folder]
+    assert not (tmp_path / "outputs").exists()
+    run.end(RunState.SUCCEEDED)
+    (copy,) = (tmp_path / "outputs" / "logs").iterdir()
+    assert copy.name == run.log_folder.name
+    assert (copy / "worker-0.log").read_text() == "hello\n"
+    assert run.log_folder.stat().st_mode & 0o777 == 0o700
 
 
 def test_the_last_twenty_runs_are_kept_and_one_that_still_goes_on_though_they_begin_in_one_second(state):

@@ -1,13 +1,15 @@
 """The log files of runs: one for each process, in a folder that outlives the run.
 
-The folder is `OUTPUTS/logs/NAME-TIME/`, or without outputs `runs/NAME-TIME/` in the user's state folder, which has the
-last 20; there a link leads to the former.
+The folder is `runs/NAME-TIME/` in the user's state folder, which has the last 20. Where a run has outputs, a copy of it
+is left there at the end, as `OUTPUTS/logs/NAME-TIME/`: before, a script would find it among its own files.
 """
 
 from __future__ import annotations
 
 import contextlib
+import itertools
 import os
+import re
 import shutil
 import time
 from pathlib import Path
@@ -16,6 +18,8 @@ from typing import TextIO
 from workshop_utils.cache import state_folder
 
 KEPT = 20  # runs
+RUN = re.compile(r"(.+)-\d{8}-\d{6}(-\d+)?")
+CONTROLS = re.compile(r"(\x1b\[[\d;]*m)|\x1b\[[0-?]*[ -/]*[@-~]|[\x00-\x08\x0b-\x1f\x7f-\x9f]")
 
 
 class RunLog:
@@ -37,7 +41,7 @@ class RunLog:
             return
         try:
             if self.folder is None:
-                self.folder = _made(self._name, self._outputs)
+                self.folder = _made(self._name)
                 self._lock = _locked(self.folder)
             if process not in self._files:
                 path = self.folder / f"{process}.log"
@@ -54,12 +58,15 @@ class RunLog:
                 file.flush()
 
     def close(self) -> None:
-        """Close the files; from now on another run may remove them."""
+        """Close the files, and copy them to the outputs; from now on another run may remove them."""
         self._is_closed = True
         for file in self._files.values():
             with contextlib.suppress(OSError):  # the disk is full
                 file.close()
         if self._lock is not None:
+            if self.folder and self._outputs:
+                with contextlib.suppress(OSError):  # they are kept in any case
+                    shutil.copytree(self.folder, Path(self._outputs) / "logs" / self.folder.name)
             os.close(self._lock)
         self._files, self._lock = {}, None
 
@@ -71,39 +78,29 @@ def shown(path: Path) -> str:
 
 def runs() -> list[Path]:
     """The folders of the runs that are kept, the latest first."""
-    known = (state_folder() / "runs").glob("*-????????-??????*")
-    return sorted(known, key=lambda path: path.lstat().st_mtime_ns, reverse=True)
+    known = [path for path in (state_folder() / "runs").glob("*") if RUN.fullmatch(path.name)]
+    return sorted(known, key=lambda path: path.stat().st_mtime_ns, reverse=True)
 
 
-def _made(name: str, outputs: str | None) -> Path:
+def printable(text: str) -> str:
+    """`text` without what would move a terminal's cursor, or worse; its colours stay."""
+    return CONTROLS.sub(lambda found: found[1] or "", text)
+
+
+def _made(name: str) -> Path:
     """A new folder for the logs of the run `name`. Raises OSError where there can be none."""
-    kept = state_folder() / "runs"
-    parent, moment = Path(outputs).absolute() / "logs" if outputs else kept, time.strftime("%Y%m%d-%H%M%S")
-    folder, number = parent / f"{name}-{moment}", 1
-    # Of a run that began in the same second, perhaps one with other outputs.
-    while any(os.path.lexists(each / folder.name) for each in (parent, kept)):
-        number += 1
-        folder = parent / f"{name}-{moment}-{number}"
-    try:
-        folder.mkdir(parents=True)
-    except FileExistsError:  # of one that has just begun
-        return _made(name, outputs)
-    with contextlib.suppress(OSError):  # the logs themselves are elsewhere, or another run removes old ones
-        if outputs:
-            kept.mkdir(parents=True, exist_ok=True)
-            (kept / folder.name).symlink_to(folder)
-        for old in runs()[KEPT:]:
-            _remove(old)
+    kept, moment = state_folder() / "runs", time.strftime("%Y%m%d-%H%M%S")
+    kept.mkdir(parents=True, exist_ok=True)
+    for number in itertools.count(1):
+        folder = kept / f"{name}-{moment}{f'-{number}' if number > 1 else ''}"
+        with contextlib.suppress(FileExistsError):  # of a run that began in the same second
+            folder.mkdir(mode=0o700)
+            break
+    for old in runs()[KEPT:]:
+        if (lock := _locked(old, alone=True)) is not None:  # otherwise it is still going
+            shutil.rmtree(old, ignore_errors=True)
+            os.close(lock)
     return folder
-
-
-def _remove(folder: Path) -> None:
-    """Remove what is kept of a run, unless it is still going; what lies in its outputs stays."""
-    if folder.is_symlink():
-        folder.unlink()
-    elif (lock := _locked(folder, alone=True)) is not None:
-        shutil.rmtree(folder, ignore_errors=True)
-        os.close(lock)
 
 
 def _locked(folder: Path, alone: bool = False) -> int | None:

@@ -100,6 +100,7 @@ class Run(ABC):
         self._state = RunState.RUNNING
         self._reason = ""
         self._arrived: list[LogLine | Record] = []
+        self._records: list[Record] = []
         self._log = RunLog(name, outputs)
         self._changed = threading.Condition()
 
@@ -121,6 +122,7 @@ class Run(ABC):
         for name, line, origin in attributed(worker, text, stream):
             record, seconds = _parse_record(line) if origin == "stdout" else None, self.seconds
             with self._changed:
+                self._records += [record] if record else []
                 self._arrived.append(
                     record or LogLine(name, line, seconds, self._stream_of(name, line, origin))
                 )
@@ -184,7 +186,7 @@ class Run(ABC):
         return self._records_of("device")
 
     def _records_of(self, kind: str) -> list[Record]:
-        return [each for each in self.arrivals() if isinstance(each, dict) and each["workshop"] == kind]
+        return [each for each in list(self._records) if each["workshop"] == kind]
 
     @property
     def metrics(self) -> pd.DataFrame:

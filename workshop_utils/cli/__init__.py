@@ -102,6 +102,10 @@ def launch(
         described = TrainingJob.of_script(module=module, **given)
     elif job is None:
         raise JobError("JOB is missing: name a job's folder, a Python script, or a module after -m")
+    elif job.suffix in (".sh", ".bash", ".slurm", ".sbatch"):
+        raise JobError(
+            f"JOB is {str(job)!r}, a shell file: `workshop import {job}` makes a job of what it starts"
+        )
     elif job.suffix == ".py":
         described = TrainingJob.of_script(job, **given)
     else:
@@ -144,27 +148,24 @@ def launch(
 @app.command()
 def logs(
     run: Annotated[
-        str | None, typer.Argument(help="A run, or how the name of the last one meant begins.")
+        str | None, typer.Argument(help="A job's name, or that of one run; else the last.")
     ] = None,
 ) -> None:
     """Show what each process of a run has printed, and where these files are; the last 20 runs are kept."""
-    import shutil
-
     from workshop_utils.jobs import JobError
-    from workshop_utils.logs import runs
+    from workshop_utils.logs import RUN, printable, runs
 
-    there = [folder for folder in runs() if folder.is_dir()]
-    folder = next((each for each in there if each.name.startswith(run or "")), None)
+    there = {folder: RUN.sub(r"\1", folder.name) for folder in runs()}
+    folder = next((each for each, name in there.items() if run in (None, name, each.name)), None)
     if folder is None:
-        known = ", ".join(each.name for each in there) or "none yet"
-        raise JobError(
-            f"there is no run {run!r}; there are: {known}" if run else f"there are logs of {known}"
-        )
+        known = ", ".join(each.name for each in there)
+        raise JobError(f"there is no run {run!r}; there are: {known}" if known else "there are no logs yet")
     for file in sorted(folder.glob("*.log"), key=lambda path: (len(path.name), path.name)):
         typer.echo(f"==> {file.stem} <==")
-        with file.open("rb") as text:
-            shutil.copyfileobj(text, sys.stdout.buffer)
-    typer.echo(f"these files are in {folder.resolve()}")
+        with file.open(encoding="utf-8", errors="replace") as lines:
+            for line in lines:
+                sys.stdout.write(printable(line) if sys.stdout.isatty() else line)
+    typer.echo(f"these files are in {folder}")
 
 
 @app.command("import")

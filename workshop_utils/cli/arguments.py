@@ -25,7 +25,12 @@ class WithWords(TyperCommand):
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         at = args.index("--") if "--" in args else len(args)
         ctx.meta[WORDS] = args[at + 1 :]
-        return list(super().parse_args(ctx, args[:at]))
+        try:
+            return list(super().parse_args(ctx, args[:at]))
+        except Exception as error:  # click's, of which typer may have its own
+            if hasattr(error, "message") and at == len(args):
+                error.message = f"{error.message}. (The script's own arguments follow --)"
+            raise
 
 
 def named_values(pairs: Sequence[str] | None, example: str) -> dict[str, str]:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import math
-import re
 import sys
 from collections.abc import Iterable, Mapping
 from io import TextIOWrapper
@@ -18,14 +17,13 @@ from rich.segment import Segment, Segments
 from rich.table import Table
 
 from workshop_utils.launchers.local.hang import STACK
+from workshop_utils.logs import printable
 from workshop_utils.runs import LogLine, Record, Run, RunFailed, RunState
 
 COLUMNS = {"device": "{}", "step": "{:.0f}", "loss": "{:.4f}", "accuracy": "{:.3f}"}
 COLUMNS["samples_per_second"] = "{:,.0f}"
 REFRESH_SECONDS = 0.25
 COLOURS = (36, 35, 32, 33, 34, 31)  # of workers, in turn: codes of ANSI
-# What a line may hold that would move the cursor, or worse; its colours may stay.
-CONTROLS = re.compile(r"(\x1b\[[\d;]*m)|\x1b\[[0-?]*[ -/]*[@-~]|[\x00-\x08\x0b-\x1f\x7f-\x9f]")
 
 
 def show(run: Run) -> None:
@@ -104,5 +102,5 @@ def _plain(arrivals: Iterable[LogLine | Record]) -> Iterable[str]:
 
 def _coloured(line: LogLine, run: Run) -> str:
     number = run.workers.index(line.worker) if line.worker in run.workers else -1
-    text = CONTROLS.sub(lambda found: found[1] or "", line.text)
-    return f"\x1b[{COLOURS[number % len(COLOURS)]}m[{line.worker}]\x1b[0m {text}\x1b[0m\n"
+    name = f"\x1b[{COLOURS[number % len(COLOURS)]}m[{line.worker}]\x1b[0m"
+    return f"{name} {printable(line.text)}\x1b[0m\n"

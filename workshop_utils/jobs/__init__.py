@@ -186,6 +186,10 @@ class Description(BaseModel):
             values.get("arguments"), list
         ):  # words of a command line: 1.10, on and 007 as they are written
             values |= {"arguments": yaml.load(file.read_text(encoding="utf-8"), yaml.BaseLoader)["arguments"]}
+        if "apiVersion" in values:
+            raise JobError(
+                f"{file} is a manifest of Kubernetes: `workshop import {file}` makes a job.yaml of it"
+            )
         for name in fields.keys() & values.keys():
             raise JobError(f"{file}: {name}: unknown field; a job.yaml's {name} is the one it lies in")
         try:
