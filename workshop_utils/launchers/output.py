@@ -79,7 +79,7 @@ def how(code: int) -> str:
     return f"was killed by {name}" if code < 0 else f"ended with exit code {code}"
 
 
-def explained(run: Run, names: Collection[str]) -> str:
+def explained(run: Run, names: Collection[str], code: int = 1) -> str:
     """Why a process failed that is among `names`: the cause in what it printed, and where all of that is.
 
     Of several, the one that a launcher blames, or whose traceback came first.
@@ -89,7 +89,9 @@ def explained(run: Run, names: Collection[str]) -> str:
     if blamed not in names:
         raised = (line.worker for line in lines if TRACEBACK.search(line.text))
         blamed = next(raised, next(iter(names)) if len(names) == 1 else None)
-    cause = _cause([line.text for line in lines if line.worker == blamed] if blamed else [*map(str, lines)])
+    texts = [line.text for line in lines if line.worker == blamed] if blamed else [*map(str, lines)]
+    # What is killed has raised nothing, though it may have survived a traceback before.
+    cause = last_lines(texts) if code < 0 else _cause(texts)
     hints = [hint for pattern, hint in HINTS.items() if re.search(pattern, cause)]
     log = run.log_folder and (run.log_folder / f"{blamed}.log" if blamed else run.log_folder)
     where = f"The whole log is in {logs.shown(log)}" if log and log.exists() else ""
@@ -117,7 +119,9 @@ def _cause(texts: Sequence[str]) -> str:
     chains = [each for each in before if not _JOINED.search(f"{before[each]}\n{lines[each]}")]
     if not chains:
         usage = [number for number, line in enumerate(lines) if re.match("(?i)usage: ", line)]
-        return _shown("It said", _trimmed(lines[usage[-1] :], *MOST_LINES)) if usage else last_lines(lines)
+        if usage and any("error: " in line.lower() for line in lines[usage[-1] :]):
+            return _shown("It said", _trimmed(lines[usage[-1] :], *MOST_LINES))
+        return last_lines(lines)
     blocks = []
     for start, end in itertools.pairwise([*chains, len(lines)]):
         last = _end(lines, max(number for number in before if number < end))

@@ -278,7 +278,7 @@ class EmulatedPodsRun(ProcessRun):
     def _blame(self, name: str, code: int) -> str:
         pod = next(f"pod {pod.name}" for pod in self._wanted.values() if pod.worker == name)
         names = (name, *self.workers) if name == "mpirun" else (name,)
-        return f"{pod} {output.how(code)}. {output.explained(self, names)}"
+        return f"{pod} {output.how(code)}. {output.explained(self, names, code)}"
 
 
 def _later(seconds: float, action: Callable[[], None]) -> None:

@@ -66,18 +66,20 @@ class Hang:
                             sharing[names[top.pid]].append(process.pid)
                             self._ranks[process.pid] = process.environ().get("RANK", "")
         end = time.monotonic() + ASKING_SECONDS
-        for pids in itertools.zip_longest(*sharing.values()):
-            asked = {name: pid for name, pid in zip(sharing, pids, strict=True) if pid is not None}
-            self._asked.update(asked)
-            for pid in asked.values():
-                _send(pid, signal.SIGUSR1)
-            self._await_answers(asked.values(), min(end, time.monotonic() + ANSWERING_SECONDS))
-        _send(supervisor, signal.SIGUSR2)
+        try:
+            for pids in itertools.zip_longest(*sharing.values()):
+                asked = {name: pid for name, pid in zip(sharing, pids, strict=True) if pid is not None}
+                self._asked.update(asked)
+                for pid in asked.values():
+                    _send(pid, signal.SIGUSR1)
+                self._await_answers(asked.values(), min(end, time.monotonic() + ANSWERING_SECONDS))
+        finally:
+            _send(supervisor, signal.SIGUSR2)
 
     def _await_answers(self, pids: Collection[int], end: float) -> None:
         count, since = -1, time.monotonic()
         while (now := time.monotonic()) < end:
-            answered = {pid for _, pid in self._lines}
+            answered = {pid for _, pid in list(self._lines)}
             if count != (count := sum(map(len, list(self._lines.values())))):
                 since = now
             if answered.issuperset(pids) and now - since > QUIET_SECONDS:
@@ -196,7 +198,7 @@ def _frames(lines: Sequence[str]) -> Frames:
     for line in lines:
         if HEADING.match(line):
             frames = []
-        elif match := FRAME.match(line):
+        elif (match := FRAME.match(line)) and "<frozen importlib" not in match["file"]:
             frames.append(match)
     users = [number + 1 for number, frame in enumerate(frames) if _is_the_users(frame)]
     return frames[: max(users, default=len(frames))]

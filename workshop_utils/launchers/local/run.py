@@ -261,7 +261,7 @@ class ProcessRun(Run):
         others = "; the others were stopped" if len(self.workers) > 1 else ""
         rank = next((start["rank"] for start in self.starts if start["worker"] == name), None)
         who = f"{name} (rank {rank})" if rank is not None else name
-        return f"{self.name} failed: {who} {output.how(code)}{others}. {output.explained(self, [name])}"
+        return f"{self.name} failed: {who} {output.how(code)}{others}. {output.explained(self, [name], code)}"
 
 
 def _answering(process: dict[str, Any]) -> dict[str, Any]:

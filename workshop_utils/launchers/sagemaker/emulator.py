@@ -115,7 +115,9 @@ class EmulatedRun(ProcessRun):
     def _blame(self, name: str, code: int) -> str:
         ranks = {line.worker for line in self.logs()}.difference(self.workers)  # of mpirun, which names them
         how = f"exit code: {code}" if code >= 0 else f"which {output.how(code)}"
-        return f"AlgorithmError: {self.error} on {name}, {how}. {output.explained(self, {name, *ranks})}"
+        return (
+            f"AlgorithmError: {self.error} on {name}, {how}. {output.explained(self, {name, *ranks}, code)}"
+        )
 
 
 class SpotRun(Run):
