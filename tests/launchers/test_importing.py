@@ -261,6 +261,7 @@ def test_a_manifest_becomes_a_job_and_a_place_and_each_thing_dropped_has_its_pat
     result = described_by("cluster.yaml", CLUSTER)
     assert result.job == {
         "name": "mine",
+        "timeout": "24h",
         "script": "train.py",
         "strategy": "torch_ddp",
         "nodes": 3,

@@ -22,6 +22,7 @@ from workshop_utils.jobs import JobError, TrainingJob, label_of
 from workshop_utils.launchers.importing.imported import UNKNOWN, Imported
 
 READ_AT_MOST = 4 << 20  # bytes
+UNLIMITED = "24h"  # of a job whose source names no limit, as on SageMaker
 
 
 def import_file(file: Path, folder: Path | None = None) -> str:
@@ -51,8 +52,12 @@ def import_file(file: Path, folder: Path | None = None) -> str:
     try:
         TrainingJob.load(result.folder)
     except JobError as error:
+        script = result.job.get("script", "train.py")
+        advice = ": put it there"
+        if result.folder.resolve() != Path.cwd() and Path(script).is_file():
+            advice = f": it is in the folder from which you call, so import again with --output {Path()}"
         for line in reversed(str(error).splitlines()):
-            result.notes.insert(0, f"to do: {line}" + ": put it there" * ("no such file" in line))
+            result.notes.insert(0, f"to do: {line}" + advice * ("no such file" in line))
     return "\n".join([*(f"wrote {path}" for path in paths), *result.notes])
 
 
@@ -83,9 +88,13 @@ def read(file: Path, folder: Path) -> Imported:
     except (TypeError, ValueError, KeyError, AttributeError, IndexError) as error:
         raise JobError(f"{file} is not written as such files are: {error!r}") from None
     result.job["name"] = label_of(result.says.get("name", file.stem))
-    if seconds := int(result.says.get("time", 0)):
+    seconds = int(result.says.get("time", 0))
+    if seconds:
         units = ((3600, "h"), (60, "min"), (1, "s"))
         result.job["timeout"] = next(f"{seconds // n}{unit}" for n, unit in units if seconds % n == 0)
+    elif result.target:
+        result.job["timeout"] = UNLIMITED
+        result.note("timeout", f"{UNLIMITED}, since the file names no limit; look at what it may cost")
     return result
 
 

@@ -78,6 +78,8 @@ def _starts(
         place = f"{where}: line {line}".removeprefix(": ")
         words: list[str] = []
         for word in raw:
+            if re.fullmatch(r"[\"']?\$\{?[@*]\}?[\"']?", word):
+                result.note(f"{place}: {word}", "dropped: give the script's further arguments after --")
             value = VARIABLE.sub(of_variable, word)
             is_several = VARIABLE.fullmatch(word) and not re.fullmatch("-[a-z]*c", "".join(words[-1:]))
             words += re.sub(QUOTE, "", value).split() if is_several else [value]
@@ -248,7 +250,9 @@ def settle(result: Imported, where: str, nodes: int = 0, strategy: str | None = 
     """
     says, job = result.says, result.job
     strategy = says.get("strategy", strategy)
-    says["nodes"] = re.sub(r"^\d+[:-](?=\d)", "", says.get("nodes", ""))  # of a range, the most
+    if most := re.fullmatch(r"\d+[:-](\d+)", says.get("nodes", "")):
+        result.note(where, f"of {most[0]} nodes, {most[1]} are taken: say in job.yaml how many there are")
+        says["nodes"] = most[1]
     count = {name: int(text) for name, text in says.items() if re.fullmatch(r"[1-9]\d*", text)}
     tasks = count.get("tasks", 1)
     nodes = nodes or count.get("nodes") or max(1, tasks // count.get("per_node", tasks))
