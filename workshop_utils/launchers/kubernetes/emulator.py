@@ -345,7 +345,7 @@ def _unpacked(pod: Pod, carried: Mapping[tuple[str, str], bytes]) -> dict[str, b
 
 
 def _process(pod: Pod, folders: Mapping[str, str], scratch: Path) -> Process:
-    own = {}
+    own: dict[str, str] = {}
     for each in pod.container.get("env", []):
         if "valueFrom" in each:
             raise JobError(f"pod {pod.name}: variable {each['name']} has a valueFrom, which is not emulated")
