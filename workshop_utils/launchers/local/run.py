@@ -223,10 +223,16 @@ class ProcessRun(Run):
             self._reservation.release()
             if self.device is not None:
                 self.remark = host_remark(self.devices, self.workers, cores())
-            state, reason = self._verdict(event)
-            if reason and self.network and self.warning:
-                reason += f"\nBefore the start there was a warning: {self.warning}"
-            self._finish(state, reason)
+            state, reason = (
+                RunState.FAILED,
+                f"{self.name} has ended ({event['outcome']}), and why is not known",
+            )
+            try:
+                state, reason = self._verdict(event)
+                if reason and self.network and self.warning:
+                    reason += f"\nBefore the start there was a warning: {self.warning}"
+            finally:  # or who waits for the run would wait for ever
+                self._finish(state, reason)
 
     def _stream_of(self, worker: str, text: str, stream: str) -> str:
         return hang.STACK if self._hang.take(self, worker, text) else stream
