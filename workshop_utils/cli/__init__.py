@@ -122,7 +122,10 @@ def launch(
         on, config, Network.parse(network) if network is not None else None, emulated_device
     )
     if render:
-        typer.echo(launcher.render(described))
+        from workshop_utils.launchers.output import masked
+
+        variables = {**getattr(launcher, "environment", {}), **described.environment}
+        typer.echo(masked(str(launcher.render(described)), variables))
         return
     run = None
     with _signals_interrupt() as caught:

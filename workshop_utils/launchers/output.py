@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import re
 import signal
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 
 from workshop_utils import logs
 from workshop_utils.runs import Run
@@ -63,6 +63,14 @@ _BANNERS = re.compile(
 )
 _CULPRIT = re.compile(r"(?:process|invoked on) rank (\d+)\b|Process name: \[[^\]]*,(\d+)\]")
 _SIGNAL = re.compile(r"exited on\s+signal (\d+)")
+
+
+def masked(text: str, variables: Mapping[str, str]) -> str:
+    """`text` with **** in place of the values of those `variables` that are secret by their names."""
+    for name, value in variables.items():
+        if SECRET.search(name) and value:
+            text = re.sub(rf"(?<!\w){re.escape(value)}(?!\w)", "****", text)
+    return text
 
 
 def culprit(texts: Iterable[str]) -> tuple[str | None, int | None]:
