@@ -226,6 +226,25 @@ def test_words_of_each_process_stay_words_and_several_processes_without_a_progra
     assert any("guess" in note for note in result.notes)
 
 
+SRUN = "#SBATCH -n 4 --ntasks-per-node=2\nN=$(wc -l hosts)\nsrun torchrun --nnodes $N --nproc_per_node=4 t.py"
+NODES = {
+    "#SBATCH -p gpu\ntorchrun --nnodes=1:2 --nproc_per_node=4 t.py": (
+        1,
+        "nnodes 1:2: changed: Slurm gives 1",
+    ),
+    "#SBATCH -N 2-3\nsrun torchrun --nproc_per_node=4 t.py": (3, "of 2-3 nodes, 3 are taken"),
+    "torchrun --nnodes=$N --nproc_per_node=4 t.py": (1, "is computed: 1 is taken"),
+    SRUN: (2, "changed: Slurm gives 2"),
+}
+
+
+@pytest.mark.parametrize("text", NODES)
+def test_a_number_of_nodes_that_is_no_number_is_named(text, described_by):
+    result, (nodes, said) = described_by("run.sh", text), NODES[text]
+    assert result.job.get("nodes", 1) == nodes
+    assert said in "\n".join(result.notes)
+
+
 # Manifests
 
 CLUSTER = """

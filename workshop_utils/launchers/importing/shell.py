@@ -85,7 +85,7 @@ def _starts(
             words += re.sub(QUOTE, "", value).split() if is_several else [value]
         if not words:  # but variables without a value
             continue
-        trial = Imported(result.file, result.folder, says=dict(result.says))
+        trial = Imported(result.file, result.folder, result.target, says=dict(result.says))
         assigned = [found for found in map(ASSIGNMENT.fullmatch, words) if found]
         if words[0] == "#SBATCH":
             _take_options(place, words[1:], result, variables)
@@ -207,7 +207,11 @@ def take_command(words: list[str], result: Imported, where: str) -> str:
 def _inside(name: str, words: list[str], result: Imported, where: str) -> list[str]:
     """Note what a program's options say, and its script; the command that it starts, if that is none."""
     program, says = COMMANDS[name], result.says
+    is_inside = result.target == "slurm" and "script" in program
     if program.get("says", {}).get("strategy") == "torch_ddp" and "pods" not in says:  # one on each node
+        if "srun" in says and "strategy" not in says and says.get("tasks", "").isdecimal():
+            each = re.sub(r"\D", "", says.get("per_node", "")) or 1
+            says.setdefault("nodes", str(int(says["tasks"]) // int(each)))
         says |= {"tasks": "", "per_node": ""}
     says |= program.get("says", {})
     del words[: int(words[:1] == [program.get("verb")])]
@@ -215,6 +219,8 @@ def _inside(name: str, words: list[str], result: Imported, where: str) -> list[s
         field = program.get("fields", {}).get(option)
         if field == "variable" and (assigned := ASSIGNMENT.fullmatch(value)):
             result.take_variable(f"{where}: {assigned[1]}", assigned[1], assigned[2])
+        elif field == "nodes" and is_inside and not value.isdecimal():
+            result.note(f"{where}: {name} {option} {value}", f"changed: Slurm gives {says.get('nodes') or 1}")
         elif field:
             says[field] = value
         elif PLACING.search(option):
@@ -253,6 +259,8 @@ def settle(result: Imported, where: str, nodes: int = 0, strategy: str | None = 
     if most := re.fullmatch(r"\d+[:-](\d+)", says.get("nodes", "")):
         result.note(where, f"of {most[0]} nodes, {most[1]} are taken: say in job.yaml how many there are")
         says["nodes"] = most[1]
+    if UNKNOWN in says.get("nodes", "") and not nodes:
+        result.note(where, "how many nodes there are is computed: 1 is taken")
     count = {name: int(text) for name, text in says.items() if re.fullmatch(r"[1-9]\d*", text)}
     tasks = count.get("tasks", 1)
     nodes = nodes or count.get("nodes") or max(1, tasks // count.get("per_node", tasks))
