@@ -232,7 +232,7 @@ NODES = {
         1,
         "nnodes 1:2: changed: Slurm gives 1",
     ),
-    "#SBATCH -N 2-3\nsrun torchrun --nproc_per_node=4 t.py": (3, "of 2-3 nodes, 3 are taken"),
+    "#SBATCH -N 2-3\nsrun --time=30 torchrun --nproc_per_node=4 t.py": (3, "of 2-3 nodes, 3 are taken"),
     "torchrun --nnodes=$N --nproc_per_node=4 t.py": (1, "is computed: 1 is taken"),
     SRUN: (2, "changed: Slurm gives 2"),
 }

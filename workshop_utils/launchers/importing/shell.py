@@ -222,7 +222,7 @@ def _inside(name: str, words: list[str], result: Imported, where: str) -> list[s
         elif field == "nodes" and is_inside and not value.isdecimal():
             result.note(f"{where}: {name} {option} {value}", f"changed: Slurm gives {says.get('nodes') or 1}")
         elif field:
-            says[field] = value
+            says[field] = _as_ours(field, value)
         elif PLACING.search(option):
             result.note(f"{where}: {name} {option}", "dropped, since the launcher sees to it")
         elif option not in program.get("flags", ()):
