@@ -245,6 +245,21 @@ def test_a_number_of_nodes_that_is_no_number_is_named(text, described_by):
     assert said in "\n".join(result.notes)
 
 
+def test_limits_that_a_file_leaves_to_others_are_named(described_by):
+    pod = "kind: Job\nspec: {template: {spec: {containers: [{command: [python, train.py], resources: %s}]}}}"
+    for name, text, said in (
+        ("job.yaml", pod % "{}", "resources.cpu: 1 for|resources.memory: 2Gi for"),
+        ("asks.yaml", pod % "{requests: {cpu: 2, memory: 3Gi}}", "requests: changed: they are the limits"),
+        (
+            "job.sbatch",
+            "#SBATCH -t UNLIMITED\npython train.py $@",
+            "resources.memory: 2Gi|timeout: 24h|after --",
+        ),
+    ):
+        notes = "\n".join(described_by(name, text).notes)
+        assert all(each in notes for each in said.split("|")), notes
+
+
 # Manifests
 
 CLUSTER = """

@@ -209,8 +209,8 @@ def _take_resources(main: Role, result: Imported) -> None:
     """Take what one pod gets."""
     resources = main.take("resources") or {}
     limits, requests = resources.get("limits", {}), resources.get("requests", {})
-    if limits and requests and requests != limits:
-        result.note(f"{main.path}.containers[0].resources.requests", "changed: they are the limits")
+    if requests and requests != limits:
+        result.note(f"{main.path}.containers[0].resources.requests", "changed: they are the limits, too")
     amounts = {name: str(amount) for name, amount in {**requests, **limits}.items()}
     cpu = re.fullmatch(r"([\d.]+)(m?)", amounts.pop("cpu", "0"))
     result.says["cpus_node"] = str(float(cpu[1]) / (1000 if cpu[2] else 1)) if cpu else "0"

@@ -300,6 +300,9 @@ def settle(result: Imported, where: str, nodes: int = 0, strategy: str | None = 
             memory = size(bytes_of(memory) // on_node)
     amounts = {"cpu": int(cpus) if cpus == int(cpus) else cpus, "memory": memory, "gpu": -(-gpus // on_node)}
     usual = dict(Resources())
+    for name in {"kubernetes": ("cpu", "memory"), "slurm": ("memory",)}.get(result.target or "", ()):
+        if not amounts[name] and "--mem" not in str(result.place.get("options")):
+            result.note(f"resources.{name}", f"{usual[name]} for each worker, since the file asks for none")
     job["resources"] = {name: each for name, each in amounts.items() if each and each != usual[name]}
 
 
