@@ -439,3 +439,15 @@ def test_secrets_are_in_no_file_and_nothing_is_overwritten(tmp_path):
     assert {path.name: path.read_text() for path in tmp_path.iterdir() if path != file} == written
     (tmp_path / "train.py").write_text("import torch")
     assert TrainingJob.load(tmp_path).script == "train.py"
+
+
+def test_a_script_of_the_working_folder_is_found_where_it_is(tmp_path, monkeypatch):
+    (tmp_path / "scripts").mkdir()
+    file = tmp_path / "scripts" / "run.sh"
+    file.write_text("torchrun --nproc_per_node 1 train.py")
+    monkeypatch.chdir(tmp_path)
+    assert "name the folder that has it by --output" in import_file(file)
+    (file.parent / "job.yaml").unlink()
+    (tmp_path / "train.py").touch()
+    assert import_file(file).startswith("wrote job.yaml")
+    assert TrainingJob.load(tmp_path).strategy == "torch_ddp"

@@ -176,7 +176,10 @@ def import_(
     file: Annotated[
         Path, typer.Argument(help="A manifest of Kubernetes, a shell file, or Python with an estimator.")
     ],
-    output: Annotated[Path | None, typer.Option(help="The folder for both; by default FILE's.")] = None,
+    output: Annotated[
+        Path | None,
+        typer.Option(help="The folder for both; by default FILE's, or this one if only it has the script."),
+    ] = None,
 ) -> None:
     """Turn a job of another tool's into job.yaml and place.yaml, and list what was dropped or changed."""
     from workshop_utils.launchers.importing import import_file

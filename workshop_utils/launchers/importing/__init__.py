@@ -26,17 +26,19 @@ UNLIMITED = "24h"  # of a job whose source names no limit, as on SageMaker
 
 
 def import_file(file: Path, folder: Path | None = None) -> str:
-    """Write what `file` describes to job.yaml and place.yaml in `folder`, by default its own.
+    """Write what `file` describes to job.yaml and place.yaml in `folder`.
+
+    By default that is the folder of `file`, or the working folder if only this has the script.
 
     Returns:
         a line for each thing that was written, dropped or changed, or is left to do.
-
 
     Raises:
         JobError: if it is of no known kind, is a template, describes no job or two, or one of both is there already;
             nothing has been written then.
     """
-    result = read(file, file.parent if folder is None else folder)
+    results = [read(file, each) for each in ((file.parent, Path()) if folder is None else (folder,))]
+    result = next(filter(_has_script, results), results[0])
     texts = {"job.yaml": _text(result.job, f"Imported from {file.name}.", TrainingJob.model_fields)}
     if result.place:
         texts["place.yaml"] = _text(
@@ -52,10 +54,7 @@ def import_file(file: Path, folder: Path | None = None) -> str:
     try:
         TrainingJob.load(result.folder)
     except JobError as error:
-        script = result.job.get("script", "train.py")
-        advice = ": put it there"
-        if result.folder.resolve() != Path.cwd() and Path(script).is_file():
-            advice = f": it is in the folder from which you call, so import again with --output {Path()}"
+        advice = ": put it there, or name the folder that has it by --output"
         for line in reversed(str(error).splitlines()):
             result.notes.insert(0, f"to do: {line}" + advice * ("no such file" in line))
     return "\n".join([*(f"wrote {path}" for path in paths), *result.notes])
@@ -96,6 +95,10 @@ def read(file: Path, folder: Path) -> Imported:
         result.job["timeout"] = UNLIMITED
         result.note("timeout", f"{UNLIMITED}, since the file names no limit; look at what it may cost")
     return result
+
+
+def _has_script(result: Imported) -> bool:
+    return TrainingJob.model_construct(folder=result.folder, **result.job).script_path.is_file()
 
 
 class _Dumper(yaml.SafeDumper):
