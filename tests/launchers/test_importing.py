@@ -422,6 +422,18 @@ ModelTrainer(training_image="a/b:1",
         described_by("e.py", ESTIMATOR.replace("DISTRIBUTION", '{"smdistributed": {"modelparallel": {}}}'))
 
 
+def test_what_fit_is_told_and_a_script_without_a_name_are_read(described_by):
+    text = (
+        "e = PyTorch('train.py', source_dir='src', role='a')\ne.fit('s3://abc/t', job_name='b', wait=False)"
+    )
+    result = described_by("e.py", text)
+    assert (result.job["script"], result.job["name"], result.job["data"]) == ("train.py", "b", "s3://abc/t")
+    assert "wait: dropped" in "\n".join(result.notes)
+    (result.folder / "src").mkdir()
+    (result.folder / "src" / "train.py").touch()
+    assert "--output src makes that the job's folder" in "\n".join(described_by("e.py", text).notes)
+
+
 # Both files
 
 

@@ -42,7 +42,9 @@ def read(text: str, result: Imported) -> None:
     for call in calls:
         if ast.unparse(call.func).rpartition(".")[::2] in {(each, how) for each in called for how in STARTS}:
             given = _value(call, names)
-            fields["inputs"] = given.get("inputs", given.get("0", given.get("input_data_config")))
+            fields |= {"inputs": given.pop("0", None), **given, CLASS: _name(made[0])}
+    if str(fields.get("0")).endswith(".py"):
+        fields["entry_point"] = fields.pop("0")
     found: dict[str, Any] = {}
     for path, field in TABLES["estimators"].items():
         value = take(fields, path)
@@ -72,15 +74,15 @@ def _take(found: Mapping[str, Any], result: Imported, where: str) -> None:
         text = json.dumps(value) if isinstance(value, list | dict) else str(value)
         words += ["-" * min(2, len(name)) + name, UNKNOWN if isinstance(value, Computed) else text]
     if "script" in found:
-        result.take_script(f"{found.get('folder', '.')}/{found['script']}")
+        result.take_script(f"{(folder := found.get('folder', '.'))}/{found['script']}")
+        if "folder" in found and result.job["script"] != found["script"]:
+            result.note(f"{where}: source_dir", f"changed: --output {folder} makes that the job's folder")
     result.take_arguments(where, words)
     distribution = found.get("distribution") or {}
     program = distribution.get(CLASS) or next(iter(distribution), None)
     options = distribution.get(program, distribution)
     if "modelparallel" in str(distribution):
-        raise JobError(
-            f"{result.file}: distribution is smdistributed.modelparallel, which is SageMaker's alone"
-        )
+        raise JobError(f"{result.file}: distribution is smdistributed.modelparallel, SageMaker's alone")
     if program == "smdistributed":
         result.note(f"{where}: distribution", "changed: smdistributed is torch_ddp, over NCCL or gloo")
     options = options if isinstance(options, dict) else {}
@@ -103,9 +105,7 @@ def _data(inputs: Any, result: Imported, where: str) -> str | dict[str, str]:
         while isinstance(source, dict):
             source = next((source[key] for key in SOURCES if key in source), None)
         if not isinstance(source, str) or isinstance(source, Computed):
-            result.note(
-                f"{where}: channel {name}", f"not read, since it is computed ({source}): say it in job.yaml"
-            )
+            result.note(f"{where}: channel {name}", f"computed ({source}): say it in job.yaml")
             source = str(name)
         sources[name] = source.removeprefix("file://")
     return sources if channels is inputs else sources["training"]
