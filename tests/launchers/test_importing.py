@@ -353,6 +353,8 @@ def test_the_kind_and_the_command_decide_the_strategy(described_by):
     four = described_by("four.yaml", alone.replace("{template", "{completions: 4, template"))
     assert four.job["workers"] == 1
     assert "4 pods, which nothing joins, are one worker" in str(four.notes)
+    with pytest.raises(JobError, match="v1alpha1 is not read"):
+        described_by("old.yaml", "apiVersion: kubeflow.org/v1alpha1\nkind: MPIJob\nspec: {replicas: 2}")
 
 
 # SageMaker

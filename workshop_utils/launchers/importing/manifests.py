@@ -70,7 +70,8 @@ def _take_job(job: dict[str, Any], runtime: dict[str, Any], result: Imported, is
     table, result.target, result.says["pods"] = KINDS[job["kind"]], "kubernetes", ""
     result.take_fields(job, table["fields"])
     if "workers" in table:
-        roles = _roles(take(job, table["roles"]) or {}, table["roles"], result)
+        if not (roles := _roles(take(job, table["roles"]) or {}, table["roles"], result)):
+            raise JobError(f"{result.file} has no {table['roles']}: {job.get('apiVersion')} is not read")
     else:
         is_plain = job["kind"] == "Job"
         template = take(job, "spec.template") if is_plain else _trainer(job, runtime, result)
