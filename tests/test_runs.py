@@ -1,4 +1,5 @@
 import json
+import sys
 import threading
 import time
 
@@ -147,7 +148,10 @@ def test_each_process_s_log_is_a_file_of_what_it_printed_records_too(state):
     }
 
 
-def test_with_outputs_a_copy_of_the_logs_is_left_there_at_the_end(state, tmp_path):
+@pytest.mark.parametrize("has_locks", [True, False])  # Windows has none
+def test_with_outputs_a_copy_of_the_logs_is_left_there_at_the_end(state, tmp_path, monkeypatch, has_locks):
+    if not has_locks:
+        monkeypatch.setitem(sys.modules, "fcntl", None)
     run = printed(outputs=str(tmp_path / "outputs"))
     assert not (tmp_path / "outputs").exists()
     run.end(RunState.SUCCEEDED)

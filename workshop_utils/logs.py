@@ -63,10 +63,10 @@ class RunLog:
         for file in self._files.values():
             with contextlib.suppress(OSError):  # the disk is full
                 file.close()
+        if self.folder and self._outputs:
+            with contextlib.suppress(OSError):  # copied before, or kept in any case
+                shutil.copytree(self.folder, Path(self._outputs) / "logs" / self.folder.name)
         if self._lock is not None:
-            if self.folder and self._outputs:
-                with contextlib.suppress(OSError):  # they are kept in any case
-                    shutil.copytree(self.folder, Path(self._outputs) / "logs" / self.folder.name)
             os.close(self._lock)
         self._files, self._lock = {}, None
 

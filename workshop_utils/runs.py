@@ -79,7 +79,7 @@ class Run(ABC):
     """A started job. Leaving its `with` block stops whatever still runs.
 
     Attributes:
-        keeps_logs: whether every process's log is a file, below the folder `outputs` if there is one (see `logs`).
+        keeps_logs: whether every process's log is a file; at the end `outputs` gets a copy (see `logs`).
         waits_for: what the job is still waiting for, such as free nodes; empty once it runs.
         device: what device is emulated; None where there is none.
         notices: what the target has warned of so far, such as why a pod cannot start; each is in the log, too.
