@@ -58,6 +58,8 @@ def test_a_rank_that_stands_elsewhere_is_told_from_those_that_wait_and_each_othe
                 signal.signal(number, signal.SIG_IGN)
             time.sleep(1000)
         place.report(7, loss=1.0)
+        if here.rank == 8:
+            signal.signal(signal.SIGUSR1, lambda *_: None)
         if here.rank == 2:
             os.kill(os.getpid(), signal.SIGSTOP)
         if here.rank == 4:
@@ -67,10 +69,12 @@ def test_a_rank_that_stands_elsewhere_is_told_from_those_that_wait_and_each_othe
         else:
             barrier()
     """
-    said = reason(make_job, script, workers=8)
+    said = reason(make_job, script, workers=9)
     pattern = (
         r"worker-2 did not answer: its process is stopped; its last report was of step 7\. "
         r"worker-3 did not answer: its process is sleeping\. "
+        r"worker-8 did not answer: its process is sleeping, and its script may handle SIGUSR1 itself; "
+        r"its last report was of step 7\. "
         r"worker-1, worker-5 wait at train\.py, line (\d+) \(in data_loader\) after step 7\. "
         r"worker-0, worker-6, worker-7 wait at train\.py, line (\d+) \(in barrier\) after step 7\. "
         r"worker-4 had ended before\."

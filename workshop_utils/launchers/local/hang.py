@@ -145,7 +145,9 @@ class Hang:
                 sentences.append(f"{worker} neither answered nor reported a start (`place.here()`).")
             elif state != "zombie":
                 last = f"; its last report was of step {steps[worker]}" if worker in steps else ""
-                sentences.append(f"{worker} did not answer: its process is {state}{last}.")
+                was_asked = pids.get(worker) in self._ranks and state in ("running", "sleeping")
+                handles = ", and its script may handle SIGUSR1 itself" if was_asked else ""
+                sentences.append(f"{worker} did not answer: its process is {state}{handles}{last}.")
             elif worker in pids:  # gone, or about to be
                 ended.append(worker)
         for position, names in sorted(standing.items(), key=lambda item: len(item[1])):
