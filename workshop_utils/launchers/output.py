@@ -98,8 +98,9 @@ def explained(run: Run, names: Collection[str], code: int = 1) -> str:
         raised = (line.worker for line in lines if TRACEBACK.search(line.text))
         blamed = next(raised, next(iter(names)) if len(names) == 1 else None)
     texts = [line.text for line in lines if line.worker == blamed] if blamed else [*map(str, lines)]
-    # What is killed has raised nothing, though it may have survived a traceback before.
-    cause = last_lines(texts) if code < 0 else _cause(texts)
+    # What is killed has raised nothing, though it may have survived a traceback before; PyTorch aborts after one.
+    is_killed = code < 0 and code != -signal.SIGABRT
+    cause = last_lines(texts) if is_killed else _cause(texts)
     hints = [hint for pattern, hint in HINTS.items() if re.search(pattern, cause)]
     log = run.log_folder and (run.log_folder / f"{blamed}.log" if blamed else run.log_folder)
     where = f"The whole log is in {logs.shown(log)}" if log and log.exists() else ""
