@@ -78,8 +78,12 @@ def shown(path: Path) -> str:
 
 def runs() -> list[Path]:
     """The folders of the runs that are kept, the latest first."""
-    known = [path for path in (state_folder() / "runs").glob("*") if RUN.fullmatch(path.name)]
-    return sorted(known, key=lambda path: path.stat().st_mtime_ns, reverse=True)
+    known = {}
+    for path in (state_folder() / "runs").glob("*"):
+        with contextlib.suppress(OSError):  # another run removes it
+            if RUN.fullmatch(path.name) and path.is_dir() and not path.is_symlink():
+                known[path] = path.stat().st_mtime_ns
+    return sorted(known, key=lambda path: known[path], reverse=True)
 
 
 def printable(text: str) -> str:

@@ -122,10 +122,11 @@ def launch(
         on, config, Network.parse(network) if network is not None else None, emulated_device
     )
     if render:
-        from workshop_utils.launchers.output import masked
+        from workshop_utils.launchers.output import is_secret
 
         variables = {**getattr(launcher, "environment", {}), **described.environment}
-        typer.echo(masked(str(launcher.render(described)), variables))
+        secret = {name: "****" for name, value in variables.items() if is_secret(name, value)}
+        typer.echo(launcher.render(described.replace(environment=secret)))
         return
     run = None
     with _signals_interrupt() as caught:

@@ -182,9 +182,8 @@ class Description(BaseModel):
     def _read(cls, file: Path, example: str, **fields: Any) -> Self:
         """The description in a YAML file such as `example`, with `fields` that it may not hold. Raises JobError."""
         values = _read_yaml(file, example)
-        if isinstance(
-            values.get("arguments"), list
-        ):  # words of a command line: 1.10, on and 007 as they are written
+        words = values.get("arguments")
+        if isinstance(words, list) and None not in words:  # as they are written: 1.10, on and 007
             values |= {"arguments": yaml.load(file.read_text(encoding="utf-8"), yaml.BaseLoader)["arguments"]}
         if "apiVersion" in values:
             raise JobError(

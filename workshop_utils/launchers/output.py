@@ -5,12 +5,13 @@ from __future__ import annotations
 import itertools
 import re
 import signal
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Sequence
 
 from workshop_utils import logs
 from workshop_utils.runs import Run
 
 # Names of variables and properties whose values are not shown.
+SECRET_VALUE = re.compile(r"\w://[^/\s@]*:[^/\s@]+@|\b(sk-(\w{6}|proj-|ant-)|gh[a-z]_\w{9}|AKIA\w{9}|xox\w-)")
 SECRET = re.compile(r"(?i)secret|token(?!iz|s)|pass(w|phr|$)|[._-]pwd?$|auth(?!or)|cred(?!it)|key(_id)?$")
 LAST_LINES = 12  # of a worker that failed without a traceback, in the message
 MOST_LINES = 10, 20  # of a traceback, from its beginning and from its end
@@ -65,12 +66,9 @@ _CULPRIT = re.compile(r"(?:process|invoked on) rank (\d+)\b|Process name: \[[^\]
 _SIGNAL = re.compile(r"exited on\s+signal (\d+)")
 
 
-def masked(text: str, variables: Mapping[str, str]) -> str:
-    """`text` with **** in place of the values of those `variables` that are secret by their names."""
-    for name, value in variables.items():
-        if SECRET.search(name) and value:
-            text = re.sub(rf"(?<!\w){re.escape(value)}(?!\w)", "****", text)
-    return text
+def is_secret(name: str, value: str) -> bool:
+    """Whether a variable is not to be shown, by its name or by the form of its value."""
+    return bool(SECRET.search(name) or SECRET_VALUE.search(value))
 
 
 def culprit(texts: Iterable[str]) -> tuple[str | None, int | None]:

@@ -147,7 +147,9 @@ class Slurm(TargetSettings):
         data = (
             [variables["WORKSHOP_DATA"], *(str(path) for path in sources if path.exists())] if sources else []
         )
-        secret = {name: variables.pop(name) for name in list(variables) if output.SECRET.search(name)}
+        secret = {
+            name: variables.pop(name) for name, value in [*variables.items()] if output.is_secret(name, value)
+        }
 
         lines = [self._command(spec) for spec in launched(specs) if not spec.runs_script]
         if by_srun:

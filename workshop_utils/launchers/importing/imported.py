@@ -12,14 +12,13 @@ from typing import Any
 
 import yaml
 
-from workshop_utils.launchers.output import SECRET
+from workshop_utils.launchers.output import SECRET, SECRET_VALUE
 
 TABLES: dict[str, Any] = yaml.safe_load(Path(__file__).with_name("tables.yaml").read_text(encoding="utf-8"))
 UNKNOWN = "\0"  # in a text: what only a shell, or a program that is not run, could compute
 PLACE = re.compile("|".join(TABLES["place"]))
 WORDS = {name: word for word, names in TABLES["variables"].items() for name in names}
 # An address with a password, or a key as services write theirs.
-SECRET_VALUE = re.compile(r"\w://[^/\s@]*:[^/\s@]+@|\b(sk-(\w{6}|proj-|ant-)|gh[a-z]_\w{9}|AKIA\w{9}|xox\w-)")
 OPTION = re.compile(r"--\w[\w.-]*|-[A-Za-z]")
 ADVICE = "a local run inherits it from your shell; elsewhere: job.replace(environment={{{0!r}: os.environ[{0!r}]}})"
 

@@ -74,7 +74,7 @@ class LocalRequest:
 
 
 def _shown(name: str, value: str) -> str:
-    return "****" if output.SECRET.search(name) else shlex.quote(value)
+    return "****" if output.is_secret(name, value) else shlex.quote(value)
 
 
 class Local:

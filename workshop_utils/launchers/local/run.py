@@ -187,6 +187,7 @@ class ProcessRun(Run):
         self.warm = False
         self._reservation = reservation
         self._timeout_seconds = 0.0
+        self._failed = set[str]()  # the processes that have ended by themselves, and not well
         self._hang = hang.Hang()
 
     def _start(
@@ -219,6 +220,8 @@ class ProcessRun(Run):
                 target=self._hang.ask, args=(self, event["supervisor"]), name="workshop-run"
             )
             ask.start()
+        elif event["event"] == "exited" and event["code"] and not event["ours"]:
+            self._failed.add(event["name"])
         elif event["event"] == "ended":
             self._reservation.release()
             if self.device is not None:
@@ -259,7 +262,8 @@ class ProcessRun(Run):
         if name not in self.workers:  # mpirun ends with the code of the rank that failed, and says which
             worker, killed = output.culprit(line.text for line in self.logs(worker=name))
             name, code = worker or name, killed or code
-        raised = next((line.worker for line in self.logs() if output.TRACEBACK.search(line.text)), name)
+        raising = (line.worker for line in self.logs() if output.TRACEBACK.search(line.text))
+        raised = next((worker for worker in raising if worker in self._failed), name)
         if code == -signal.SIGABRT and raised in self.workers and raised != name:
             # PyTorch aborts a rank that ends while a peer has gone.
             ended = f"{raised} raised an exception, and {name} {output.how(code)}"
