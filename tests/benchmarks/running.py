@@ -10,7 +10,7 @@ import bare
 from comparison import AS_THEORY, Row
 
 from workshop_utils.comm.ring import ring_seconds
-from workshop_utils.jobs import Argument, TrainingJob
+from workshop_utils.jobs import TrainingJob
 from workshop_utils.launchers.local import Local
 from workshop_utils.network import Network
 
@@ -19,7 +19,7 @@ NETWORK = Network(bandwidth="100Mbit")
 REPEATS = 4  # of which the first is left out: connections are still opening up
 
 
-def records_of(job: str | Path, workers: int, place: Any, **arguments: Argument) -> list[Mapping[str, Any]]:
+def records_of(job: str | Path, workers: int, place: Any, **arguments: Any) -> list[Mapping[str, Any]]:
     """What the workers of a job report, of `jobs/` or in a folder of its own."""
     described = TrainingJob.load(bare.JOBS / job).replace(workers=workers, arguments=arguments)
     with place.launch(described) as run:
