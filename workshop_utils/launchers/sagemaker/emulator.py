@@ -191,6 +191,7 @@ class SpotRun(Run):
                 each = {**each, "attempt": attempt}
             with self._changed:
                 self._arrived.append(each)
+                self._records += [each] if isinstance(each, dict) else []
                 self._changed.notify_all()
         with self._starting:
             if self._stopping or run is not self._interrupted or run.state is not RunState.FAILED:
