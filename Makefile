@@ -102,7 +102,7 @@ CUDA := triton cuda-bindings cuda-pathfinder cuda-toolkit $(addprefix nvidia-,cu
 constraints: setup ## resolve the tested versions anew, for each Python (a release does it)
 	@for version in 3.11 3.12 3.13; do $(BIN)/uv pip compile pyproject.toml --all-extras --universal --upgrade --quiet \
 	  --python-version $$version $(addprefix --no-emit-package ,torch torchvision $(CUDA)) --generate-hashes --no-header --no-annotate \
-	  --overrides workshop_utils/setup/requirements/overrides.in --output-file workshop_utils/setup/requirements/python$$version.txt || exit 1; done
+	  --overrides workshop_utils/setup/requirements/overrides.txt --output-file workshop_utils/setup/requirements/python$$version.txt || exit 1; done
 
 clean: ## remove build/ and caches; .venv and the built Horovod stay
 	rm -rf build .pytest_cache .mypy_cache .ruff_cache .hypothesis

@@ -26,7 +26,7 @@ from workshop_utils.setup.machine import nvidia_gpus
 UV = "uv>=0.9.8,<1"
 MARKER = ".workshop"  # in an environment that the set-up has made: what of it is complete
 REQUIREMENTS = Path(__file__).with_name("requirements")
-OVERRIDES = ("--overrides", str(REQUIREMENTS / "overrides.in"))
+OVERRIDES = ("--overrides", str(REQUIREMENTS / "overrides.txt"))
 INDEX_TIMEOUT_SECONDS = "5"
 DOWNLOAD_FAILED = (
     r"dns error|error sending request|name resolution|NewConnectionError|network timeout|connection closed|"
