@@ -12,6 +12,7 @@ from typing import Any
 
 import yaml
 
+from workshop_utils.launchers import output
 from workshop_utils.launchers.output import SECRET, SECRET_VALUE
 
 TABLES: dict[str, Any] = yaml.safe_load(Path(__file__).with_name("tables.yaml").read_text(encoding="utf-8"))
@@ -74,7 +75,7 @@ class Imported:
             self.says.setdefault("gpus_node", str(1 + value.count(",")))
         if PLACE.fullmatch(name):
             self.note(where, "dropped, since the launcher sets it")
-        elif is_secret or SECRET.search(name) or SECRET_VALUE.search(str(value)):
+        elif is_secret or output.is_secret(name, str(value)):
             self.note(where, f"left out, since it may be a secret: {ADVICE.format(name)}")
         elif value is None or UNKNOWN in str(value):
             self.note(where, "not read, since it is computed: add it to environment in job.yaml")
