@@ -91,8 +91,8 @@ def launch(
         "timeout",
         "outputs",
         "checkpoints",
+        "requirements",
     }
-    fields.add("requirements")
     given = {name: value for name, value in locals().items() if name in fields and value is not None}
     if module is not None and job is not None:
         raise JobError(
