@@ -304,7 +304,7 @@ class Supervisor:
         if rest and (not chunk or len(rest) > LINE_LIMIT):
             lines.append(rest)
         elif chunk:
-            self._unended[descriptor] = _last_state(rest)
+            self._unended[descriptor] = rest
         self._tell_lines(descriptor, lines)
         if not chunk:
             self._selector.unregister(descriptor)
@@ -313,7 +313,7 @@ class Supervisor:
 
     def _tell_lines(self, descriptor: int, lines: list[bytes]) -> None:
         name, stream = self._streams[descriptor]
-        texts = [_last_state(line).rstrip(b"\r").decode(errors="replace") for line in lines]
+        texts = [line.decode(errors="replace") for line in lines]
         if texts:
             self._tell({"event": "lines", "name": name, "stream": stream, "texts": texts})
 
@@ -363,11 +363,6 @@ class Supervisor:
     def _pump_until(self, deadline: float, done: Callable[[], bool]) -> None:
         while not done() and (remaining := deadline - time.monotonic()) > 0:
             self._pump(min(remaining, 0.05))
-
-
-def _last_state(line: bytes) -> bytes:
-    """`line` without what a progress bar has overwritten, by returning to the line's start."""
-    return line[line.rstrip(b"\r").rfind(b"\r") + 1 :]
 
 
 def _readable(descriptor: int) -> bool:
