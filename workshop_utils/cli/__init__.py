@@ -78,7 +78,7 @@ def launch(
     render: Annotated[bool, typer.Option("--render", help="Show what would be sent; start nothing.")] = False,
 ) -> None:
     """Launch a job and show what its workers print and report. The words after -- go to the script as they are."""
-    from workshop_utils.jobs import JobError, TrainingJob
+    from workshop_utils.jobs import SHELL_SUFFIXES, JobError, TrainingJob
     from workshop_utils.launchers.targets import launcher_for
     from workshop_utils.network import Network
 
@@ -102,11 +102,7 @@ def launch(
         described = TrainingJob.of_script(module=module, **given)
     elif job is None:
         raise JobError("JOB is missing: name a job's folder, a Python script, or a module after -m")
-    elif job.suffix in (".sh", ".bash", ".slurm", ".sbatch"):
-        raise JobError(
-            f"JOB is {str(job)!r}, a shell file: `workshop import {job}` makes a job of what it starts"
-        )
-    elif job.suffix == ".py":
+    elif job.suffix in (".py", *SHELL_SUFFIXES):
         described = TrainingJob.of_script(job, **given)
     else:
         described = TrainingJob.load(job).replace(**given)

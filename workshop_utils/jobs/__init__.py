@@ -37,6 +37,7 @@ StrategyName = Literal[
 ]
 StorageKind = Literal["folder", "s3", "claim"]
 PROCESS_NAME = re.compile(r"[a-z]+-\d+")
+SHELL_SUFFIXES = (".sh", ".bash", ".slurm", ".sbatch")
 
 
 class PlainError(Exception):
@@ -323,10 +324,10 @@ class TrainingJob(Description):
         if not self.script_path.is_file():
             field = "script" if self.module is None else "module"
             raise ValueError(f"{field} is {self.program!r}; there is no such file in {self.folder or '.'}")
-        if self.script_path.suffix in (".sh", ".bash", ".slurm", ".sbatch"):
+        if self.script_path.suffix in SHELL_SUFFIXES:
             raise ValueError(
-                f"script is {self.script!r}; it must be Python's: `workshop import {self.script}` makes a job of what "
-                "it starts"
+                f"script is {self.script!r}; it must be Python's: `workshop import {self.script_path}` makes a job of "
+                "what it starts"
             )
         self._timeout_seconds = seconds_of(self.timeout)
         return self

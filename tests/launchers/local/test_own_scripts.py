@@ -6,8 +6,9 @@ from pathlib import Path
 
 import numpy
 import pytest
+from typer.testing import CliRunner
 
-from workshop_utils import start
+from workshop_utils import cli, start
 from workshop_utils.jobs import JobError, TrainingJob
 from workshop_utils.launchers.local import Local, environment
 
@@ -115,6 +116,25 @@ def test_a_script_without_a_job_runs_where_it_is_called(make_job, monkeypatch, t
     for path in (folder / "train.py", Path("..", folder.name, "train.py")):
         job = TrainingJob.of_script(path)
         assert (job.folder, job.script) == (path.parent, "train.py")
+
+
+def test_a_shell_file_is_answered_with_its_import(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "scripts").mkdir()
+    (tmp_path / "scripts/train.sh").write_text("torchrun train.py\n")
+    done = CliRunner().invoke(cli.app, ["launch", "scripts/train.sh"])
+    with pytest.raises(
+        JobError, match=r"must be Python's: `workshop import scripts/train\.sh` makes a job of"
+    ):
+        raise done.exception
+    with pytest.raises(JobError, match="no such file"):
+        TrainingJob.of_script("train.sh")
+
+
+@pytest.mark.processes
+def test_a_bar_s_last_state_keeps_the_rank_that_mpirun_named(make_job):
+    run = Local().launch(make_job("print('a', 'b', sep='\\r')", strategy="mpi", workers=2)).wait(60)
+    assert sorted(map(str, run.logs())) == ["[worker-0] b", "[worker-1] b"]
 
 
 @pytest.mark.processes
