@@ -10,7 +10,7 @@ from collections.abc import Collection, Iterable, Sequence
 from workshop_utils import logs
 from workshop_utils.runs import Run
 
-# Names of variables and properties whose values are not shown.
+# What is not shown: an address with a password, or a key as services write theirs, and the values of such names.
 SECRET_VALUE = re.compile(r"\w://[^/\s@]*:[^/\s@]+@|\b(sk-(\w{6}|proj-|ant-)|gh[a-z]_\w{9}|AKIA\w{9}|xox\w-)")
 SECRET = re.compile(r"(?i)secret|token(?!iz|s)|pass(w|phr|$)|[._-]pwd?$|auth(?!or)|cred(?!it)|key(_id)?$")
 LAST_LINES = 12  # of a worker that failed without a traceback, in the message

@@ -19,7 +19,6 @@ TABLES: dict[str, Any] = yaml.safe_load(Path(__file__).with_name("tables.yaml").
 UNKNOWN = "\0"  # in a text: what only a shell, or a program that is not run, could compute
 PLACE = re.compile("|".join(TABLES["place"]))
 WORDS = {name: word for word, names in TABLES["variables"].items() for name in names}
-# An address with a password, or a key as services write theirs.
 OPTION = re.compile(r"--\w[\w.-]*|-[A-Za-z]")
 ADVICE = "a local run inherits it from your shell; elsewhere: job.replace(environment={{{0!r}: os.environ[{0!r}]}})"
 
