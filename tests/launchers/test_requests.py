@@ -129,3 +129,15 @@ def test_a_field_that_changes_is_carried_out_or_refused_by_its_name(target, fold
                 unnamed.append((change, now))
     assert not ignored
     assert not unnamed
+
+
+@pytest.mark.usefixtures("quick_sdk")
+@pytest.mark.parametrize("target", LAUNCHERS)
+def test_a_secret_s_value_is_sent_and_not_shown(target, make_job):
+    environment = {"API_KEY": "abc123", "HUB": "https://me:hunter2@hub", "PLAIN": "shown"}
+    request = LAUNCHERS[target].render(make_job("", strategy="single", environment=environment))
+    assert not re.search("abc123|hunter2", repr(request))
+    assert "shown" in repr(request)
+    sent = [request.body] if hasattr(request, "body") else getattr(request, "objects", None)
+    sent = sent or getattr(request, "secrets", None) or [each.environment for each in request.processes]
+    assert re.search(r"abc123.*hunter2", str(sent))

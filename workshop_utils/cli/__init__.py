@@ -118,11 +118,7 @@ def launch(
         on, config, Network.parse(network) if network is not None else None, emulated_device
     )
     if render:
-        from workshop_utils.launchers.output import is_secret
-
-        variables = {**getattr(launcher, "environment", {}), **described.environment}
-        secret = {name: "****" for name, value in variables.items() if is_secret(name, value)}
-        typer.echo(launcher.render(described.replace(environment=secret)))
+        typer.echo(repr(launcher.render(described)))
         return
     run = None
     with _signals_interrupt() as caught:

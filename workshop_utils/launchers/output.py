@@ -71,6 +71,11 @@ def is_secret(name: str, value: str) -> bool:
     return bool(SECRET.search(name) or SECRET_VALUE.search(value))
 
 
+def masked(name: str, value: str) -> str:
+    """The value of a variable as it may be shown: **** for a secret."""
+    return "****" if is_secret(name, value) else value
+
+
 def culprit(texts: Iterable[str]) -> tuple[str | None, int | None]:
     """Which worker failed first according to mpirun's own lines, and the exit code if a signal killed it."""
     text = "\n".join(texts)

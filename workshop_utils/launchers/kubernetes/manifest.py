@@ -13,6 +13,7 @@ from typing import Any
 import yaml
 
 from workshop_utils.jobs import JobError, Resources, TrainingJob
+from workshop_utils.launchers import output
 from workshop_utils.launchers.kubernetes import check, config_maps, pods
 from workshop_utils.launchers.kubernetes.settings import NO_REGISTRY, Kind, KubernetesSettings, nodes_of
 from workshop_utils.launchers.source import PACKAGE
@@ -55,7 +56,12 @@ class Manifest:
     def __str__(self) -> str:
         return self.comment + yaml_of(self.objects)
 
-    __repr__ = __str__
+    def __repr__(self) -> str:  # as a notebook and `--render` show it
+        def shown(each: dict[str, Any]) -> dict[str, Any]:
+            has_value = {"name", "value"} <= each.keys()
+            return {**each, "value": output.masked(each["name"], each["value"])} if has_value else each
+
+        return self.comment + yaml_of(json.loads(json.dumps(self.objects), object_hook=shown))
 
 
 def build(job: TrainingJob, settings: KubernetesSettings) -> Manifest:

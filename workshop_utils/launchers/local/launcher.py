@@ -64,17 +64,13 @@ class LocalRequest:
         head = "".join(f"# {name}: {text}\n\n" for name, text in told.items() if text)
         text = head + "\n\n".join(
             f"# {process.name}\n"
-            + "".join(f"{name}={_shown(name, value)} \\\n" for name, value in added.items())
+            + "".join(f"{name}={output.masked(name, shlex.quote(text))} \\\n" for name, text in added.items())
             + shlex.join(process.argv)
             for process, added in zip(self.processes, self.added, strict=True)
         )
         return text.replace(self.scratch.name, "workshop-...")
 
     __repr__ = __str__
-
-
-def _shown(name: str, value: str) -> str:
-    return "****" if output.is_secret(name, value) else shlex.quote(value)
 
 
 class Local:

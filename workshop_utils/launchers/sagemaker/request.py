@@ -32,6 +32,7 @@ from sagemaker.train import ModelTrainer
 from sagemaker.train.distributed import Torchrun
 
 from workshop_utils.jobs import JobError, TrainingJob
+from workshop_utils.launchers import output
 from workshop_utils.launchers.sagemaker.account import TAG
 from workshop_utils.launchers.sagemaker.submission import BY_DRIVER, PREFIX, WORDS, Submission, image_for
 from workshop_utils.launchers.source import packed
@@ -66,7 +67,11 @@ class Request:
         parts += [f"# {WORDS}\n{text}" for name, text in self.submission.texts.items() if name == WORDS]
         return "\n\n".join(parts)
 
-    __repr__ = __str__
+    def __repr__(self) -> str:  # as a notebook and `--render` show it
+        variables = {
+            name: output.masked(name, text) for name, text in self.body.get("Environment", {}).items()
+        }
+        return str(replace(self, body={**self.body, "Environment": variables}))
 
 
 def render(submission: Submission, job: TrainingJob) -> Request:
