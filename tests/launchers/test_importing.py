@@ -436,6 +436,44 @@ def test_what_fit_is_told_and_a_script_without_a_name_are_read(described_by):
     assert "--output src makes that the job's folder" in "\n".join(described_by("e.py", text).notes)
 
 
+PLACED = 'role="r", instance_count=1, instance_type="ml.m5.large"'
+HYPERPARAMETERS = {
+    'hp = {"a": 1}\nhp["b"] = 2\nhp': ({"a": 1}, "line 2: hp is changed here"),
+    'hp = {"a": 1}\nhp.update({"b": 2})\nhp': ({"a": 1}, "line 2: hp is changed here by update"),
+    'hp = {"a": 1}\nhp |= {"b": 2}\nhp': ({"a": 1}, "line 2: hp is changed here"),
+    'b = {"a": 1, "k": 0}\nh = dict(c=2)\n{**b, **h, "k": 1}': ({"a": 1, "k": 1, "c": 2}, ""),
+    'base = {"a": 1}\ndict(base, epochs=1, **base, **more())': ({"a": 1, "epochs": 1}, "line 2: **more() is computed"),
+    'hp: dict = {"a": 2 * 60**2}\nhp': ({}, "line 2: -a: left out"),
+    'hp: dict = {"a": 2*60 - 1, "b": True}\nhp': ({"a": 119, "b": True}, ""),
+    'a = 1\nif DEBUG:\n    a = 2\n{"a": a}': ({"a": 2}, "a is assigned in lines 1 and 3: the last is taken"),
+    'a = 1\nfor a in range(3):\n    pass\n{"a": a}': ({}, "a is assigned in lines 1 and 2"),
+    'a = 1\ndef f(a):\n    pass\n{"a": a}': ({"a": 1}, ""),
+    'a = 1\na = {"a": a}\na': ({"a": 1}, "a is assigned in lines 1 and 2"),
+    '{"a": 1, f("abc"): 2}': ({"a": 1}, "the key f(…) is computed"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("text", HYPERPARAMETERS)
+def test_a_name_is_what_it_was_last_assigned_and_what_else_changes_it_is_named(text, described_by):
+    before, _, value = text.rpartition("\n")
+    result = described_by(
+        "e.py", f"{before}\nPyTorch(entry_point='t.py', {PLACED}, hyperparameters={value}).fit()"
+    )
+    arguments, said = HYPERPARAMETERS[text]
+    assert (result.job["arguments"] or {}) == arguments
+    assert said in "\n".join(result.notes)
+    assert said or len(result.notes) == 1, result.notes
+    assert "abc" not in str(result)
+
+
+def test_arguments_that_two_dictionaries_hold_are_the_estimators(described_by):
+    text = f"a = dict({PLACED})\nb = {{'instance_count': 2}}\ne = PyTorch(entry_point='t.py', **a, **b, **c.d)\ne.fit()"
+    result = described_by("e.py", text)
+    assert result.place == {"role": "r", "instance_type": "ml.m5.large"}
+    assert result.job["workers"] == 2
+    assert "line 3: **c.d is computed" in "\n".join(result.notes)
+
+
 # Both files
 
 

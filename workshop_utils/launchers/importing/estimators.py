@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import ast
 import json
-from collections.abc import Mapping
-from typing import Any
+import operator
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, NamedTuple
 
 from workshop_utils.jobs import JobError
 from workshop_utils.launchers.importing import shell
@@ -16,10 +18,117 @@ ESTIMATORS = ("PyTorch", "TensorFlow", "HuggingFace", "Estimator", "ModelTrainer
 CLASS = "()"  # the key of a class's name among its arguments
 STARTS = ("fit", "train")
 SOURCES = ("s3_data", "data_source", "s3_uri", "0")  # where a channel's arguments name its data
+# Methods that change what they are called on.
+CHANGING = re.compile("(set|with|add|update|append|extend|insert|remove|pop|popitem|clear|setdefault)(_.*)?")
+NUMBERS = {
+    ast.Add: operator.add,
+    ast.Sub: operator.sub,
+    ast.Mult: operator.mul,
+    ast.FloorDiv: operator.floordiv,
+}
+EVERYWHERE = (1 << 30, 0)
 
 
 class Computed(str):
-    """The text of what only running it would tell."""
+    """What only running it would tell: the name of what computes it, or its line."""
+
+
+class Assignment(NamedTuple):
+    """What a name is assigned, None if that is computed, and from where to where in the text that holds."""
+
+    value: ast.expr | None
+    line: int
+    start: tuple[int, int]
+    end: tuple[int, int] = EVERYWHERE
+
+
+class Names:
+    """What the names in a text stand for: the last assignment above a use counts, since nothing is run.
+
+    Attributes:
+        assigned: the assignments to a name, or to an attribute such as `self.role`.
+        changes: where else a name, or what it holds, is changed: the line, the name, and the method if one does it.
+        used: the names that have been looked up.
+        notes: what has been found on the way, and is to be said.
+    """
+
+    def __init__(self, nodes: Sequence[ast.AST]) -> None:
+        self.assigned: dict[str, list[Assignment]] = {}
+        self.changes: list[tuple[int, str, str]] = []
+        self.used: set[str] = set()
+        self.notes: list[tuple[str, str]] = []
+        values: dict[ast.AST, ast.expr | None] = {}
+        for node in nodes:
+            if isinstance(node, ast.Assign):
+                values |= dict.fromkeys(node.targets, node.value)
+            elif isinstance(node, ast.AnnAssign):
+                values[node.target] = node.value
+            elif isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda):
+                for each in (arg for arg in ast.walk(node.args) if isinstance(arg, ast.arg)):
+                    self._assign(each.arg, Assignment(None, each.lineno, _start(node), _end(node)))
+        augmented = {node.target for node in nodes if isinstance(node, ast.AugAssign)}
+        for node in nodes:
+            if isinstance(node, ast.Name | ast.Attribute) and isinstance(node.ctx, ast.Store):
+                value = values.get(node)
+                if node not in augmented and (value or node not in values):  # no declaration such as `a: int`
+                    self._assign(ast.unparse(node), Assignment(value, node.lineno, _end(value or node)))
+            self.changes += _changes(node)
+
+    def _assign(self, name: str, assignment: Assignment) -> None:
+        self.assigned.setdefault(name, []).append(assignment)
+
+    def value(self, node: ast.expr) -> Any:
+        """What `node` is, as far as the text says."""
+        if isinstance(node, ast.Name | ast.Attribute):
+            value = self._assigned_to(node)
+            return Computed(_described(node)) if value is None else self.value(value)
+        if isinstance(node, ast.List | ast.Tuple):
+            items = [self.value(each) for each in node.elts]
+            return Computed(_described(node)) if any(isinstance(each, Computed) for each in items) else items
+        if isinstance(node, ast.Dict):
+            keys = [None if key is None else self.value(key) for key in node.keys]
+            return self._merged(zip(keys, node.values, strict=True))
+        if isinstance(node, ast.Call) and (_name(node)[:1].isupper() or _name(node) in (*STARTS, "dict")):
+            is_dict = _name(node) == "dict"
+            pairs = [(None if is_dict else str(number), each) for number, each in enumerate(node.args)]
+            given = self._merged([*pairs, *((each.arg, each.value) for each in node.keywords)])
+            return given if is_dict else given | {CLASS: _name(node)}
+        if isinstance(node, ast.BinOp) and type(node.op) in NUMBERS:
+            operands = [self.value(node.left), self.value(node.right)]
+            if all(isinstance(each, int | float) for each in operands) and operands[1]:
+                return NUMBERS[type(node.op)](*operands)
+        try:
+            return ast.literal_eval(node)
+        except (ValueError, TypeError):
+            return Computed(_described(node))
+
+    def _assigned_to(self, node: ast.Name | ast.Attribute) -> ast.expr | None:
+        """The last assignment to a name before `node`; None if that is computed, or if there is none."""
+        name, at = ast.unparse(node), _start(node)
+        above = [each for each in self.assigned.get(name, ()) if each.start <= at <= each.end]
+        if not above:
+            return None
+        self.used.add(name)
+        if len(lines := sorted({each.line for each in above})) > 1:
+            *first, last = map(str, lines)
+            self.notes.append(
+                (f"{name} is assigned in lines {', '.join(first)} and {last}", "the last is taken")
+            )
+        return max(above, key=lambda each: each.start).value
+
+    def _merged(self, pairs: Iterable[tuple[Any, ast.expr]]) -> dict[Any, Any]:
+        """A dictionary; a pair without a key is another one, which is added to it."""
+        merged: dict[Any, Any] = {}
+        for key, node in pairs:
+            value = self.value(node)
+            if key is not None and not isinstance(key, Computed):
+                merged[key] = value
+            elif key is None and isinstance(value, dict) and CLASS not in value:
+                merged |= value
+            else:
+                what = f"the key {key}" if key else f"**{_described(node)}"
+                self.notes.append((f"line {node.lineno}", f"{what} is computed: not read, look at job.yaml"))
+        return merged
 
 
 def read(text: str, result: Imported) -> None:
@@ -28,21 +137,13 @@ def read(text: str, result: Imported) -> None:
         nodes = list(ast.walk(ast.parse(text)))
     except SyntaxError as error:
         raise JobError(f"{result.file}, line {error.lineno}: {error.msg}; it must be Python") from None
-    assigned = [
-        node for node in nodes if isinstance(node, ast.Assign) and isinstance(node.targets[0], ast.Name)
-    ]
-    names = {ast.unparse(node.targets[0]): node.value for node in assigned}
     calls = [node for node in nodes if isinstance(node, ast.Call)]
     made = [call for call in calls if _name(call) in ESTIMATORS and call.keywords]
     if len(made) != 1:
         held = " and ".join(f"{_name(call)} in line {call.lineno}" for call in made) or "none"
         raise JobError(f"{result.file}: it makes {held}; it must make one of {', '.join(ESTIMATORS)}")
-    fields, where, result.target = _value(made[0], names), f"line {made[0].lineno}", "sagemaker"
-    called = {ast.unparse(made[0]), *(name for name, value in names.items() if value is made[0])}
-    for call in calls:
-        if ast.unparse(call.func).rpartition(".")[::2] in {(each, how) for each in called for how in STARTS}:
-            given = _value(call, names)
-            fields |= {"inputs": given.pop("0", None), **given, CLASS: _name(made[0])}
+    where, result.target = f"line {made[0].lineno}", "sagemaker"
+    fields = _fields(made[0], calls, Names(nodes), result)
     if str(fields.get("0")).endswith(".py"):
         fields["entry_point"] = fields.pop("0")
     found: dict[str, Any] = {}
@@ -58,6 +159,32 @@ def read(text: str, result: Imported) -> None:
     _take(found, result, where)
     for path in left(fields, ""):
         result.note(f"{where}: {path}")
+
+
+def _fields(made: ast.Call, calls: Sequence[ast.Call], names: Names, result: Imported) -> dict[str, Any]:
+    """The arguments of the estimator that is `made`, and of its fit."""
+    fields, whole = names.value(made), ast.unparse(made)
+    called = {whole}
+    for name, values in names.assigned.items():
+        called |= {name for each in values if each.value and _holder(ast.unparse(each.value), {whole})}
+    for call in calls:
+        holder, _, method = ast.unparse(call.func).rpartition(".")
+        if method in STARTS and _holder(holder, called):
+            given = names.value(call)
+            fields |= {"inputs": given.pop("0", None), **given, CLASS: _name(made)}
+    for line, changed, method in sorted(names.changes):
+        if name := _holder(changed, names.used | called):
+            how = f" by {method}" if method else ""
+            name = _name(made) if name == whole else name
+            result.note(f"line {line}", f"{name} is changed here{how}: not read, look at job.yaml")
+    for where, what in names.notes:
+        result.note(where, what)
+    return fields
+
+
+def _holder(text: str, names: Iterable[str]) -> str:
+    """Which of `names` the expression `text` is, or begins with, as `a.b` and `a.b()` begin with `a`; or ""."""
+    return next((name for name in names if f"{text}.".startswith(f"{name}.")), "")
 
 
 def _take(found: Mapping[str, Any], result: Imported, where: str) -> None:
@@ -111,26 +238,40 @@ def _data(inputs: Any, result: Imported, where: str) -> str | dict[str, str]:
     return sources if channels is inputs else sources["training"]
 
 
+def _changes(node: ast.AST) -> list[tuple[int, str, str]]:
+    """What `node` changes without assigning to its name: the line, the text of what is changed, and the method."""
+    match node:
+        case (
+            ast.Subscript(value=value, ctx=ast.Store() | ast.Del())
+            | ast.Attribute(value=value, ctx=ast.Store())
+        ):
+            while isinstance(value, ast.Subscript):
+                value = value.value
+            return [(node.lineno, ast.unparse(value), "")]
+        case ast.AugAssign(target=ast.Name() | ast.Attribute() as target):
+            return [(node.lineno, ast.unparse(target), "")]
+        case ast.Call(func=ast.Attribute(value=value, attr=name) as method) if CHANGING.fullmatch(name):
+            return [(method.end_lineno or node.lineno, ast.unparse(value), name)]
+    return []
+
+
+def _start(node: ast.expr | ast.stmt) -> tuple[int, int]:
+    return node.lineno, node.col_offset
+
+
+def _end(node: ast.expr | ast.stmt) -> tuple[int, int]:
+    return node.end_lineno or 0, node.end_col_offset or 0
+
+
 def _name(call: ast.Call) -> str:
     """The name of what is called, without the module or object that it belongs to."""
     return ast.unparse(call.func).rpartition(".")[2]
 
 
-def _value(node: ast.expr, names: Mapping[str, ast.expr]) -> Any:
-    """What `node` is, as far as its text says, where `names` have been given to others."""
-    if isinstance(node, ast.Name) and node.id in names:
-        return _value(names[node.id], {name: value for name, value in names.items() if name != node.id})
-    if isinstance(node, ast.List | ast.Tuple):
-        items = [_value(each, names) for each in node.elts]
-        return Computed(ast.unparse(node)) if any(isinstance(each, Computed) for each in items) else items
-    if isinstance(node, ast.Dict):
-        pairs = [(key, value) for key, value in zip(node.keys, node.values, strict=True) if key is not None]
-        return {_value(key, names): _value(value, names) for key, value in pairs}
-    if isinstance(node, ast.Call) and (_name(node)[:1].isupper() or _name(node) in (*STARTS, "dict")):
-        given = {str(number): _value(each, names) for number, each in enumerate(node.args)}
-        given |= {str(each.arg): _value(each.value, names) for each in node.keywords}
-        return given | ({} if _name(node) == "dict" else {CLASS: _name(node)})
-    try:
-        return ast.literal_eval(node)
-    except (ValueError, TypeError):
-        return Computed(ast.unparse(node))
+def _described(node: ast.expr) -> str:
+    """`node` in a message: a name, or what is called; of anything else its line, since its text may hold a secret."""
+    called, arguments = node, ""
+    if isinstance(node, ast.Call):
+        called, arguments = node.func, "(…)" if node.args or node.keywords else "()"
+    text = ast.unparse(called)
+    return f"{text}{arguments}" if re.fullmatch(r"[\w.]+", text) else f"line {node.lineno}"
