@@ -62,9 +62,11 @@ def test_a_folder_travels_whole_but_for_what_the_job_reads_and_writes_and_for_se
     fields = {"outputs": str(job.folder / "out"), "data": {"train": str(job.folder / "corpora/train")}}
     job = job.replace(**fields, checkpoints=str(job.folder))  # the script's own folder travels all the same
     stays = {"out/model", "corpora/train/a.txt", "venv/pyvenv.cfg", ".env", ".aws/credentials", "lib/key.pem"}
+    stays |= {"mlruns/0/meta.yaml", ".envrc", ".git-credentials", ".kube/config", "keys/id_ed25519"}
     for name, content in (
         ("lib/model.py", b"x = 1"),
         ("env/model.py", b""),
+        ("wandb/__init__.py", b""),
         ("checkpoints.py", b""),
         ("logo.png", b"\x89PNG\xff"),
         *((name, b"") for name in stays),
@@ -81,6 +83,7 @@ def test_a_folder_travels_whole_but_for_what_the_job_reads_and_writes_and_for_se
         "train.py",
         "lib/model.py",
         "env/model.py",
+        "wandb/__init__.py",
         "checkpoints.py",
         "logo.png",
         "run.sh",
@@ -106,6 +109,20 @@ def test_a_folder_that_cannot_travel_is_refused_in_a_sentence(make_job, spoil, s
     job = make_job("")
     spoil(job.folder)
     with pytest.raises(JobError, match=said):
+        packed(job)
+
+
+def test_a_folder_that_cannot_be_listed_does_not_travel_empty(make_job, monkeypatch):
+    job, scandir = make_job(""), os.scandir
+    (job.folder / "locked").mkdir()
+
+    def refused(path):
+        if str(path).endswith("locked"):
+            raise PermissionError(13, "Permission denied", path)
+        return scandir(path)
+
+    monkeypatch.setattr(os, "scandir", refused)
+    with pytest.raises(JobError, match=r"locked cannot be read \(Permission denied\), so it cannot travel"):
         packed(job)
 
 

@@ -18,8 +18,11 @@ from workshop_utils.training import data
 
 PACKAGE = Path(__file__).parents[1]
 # What tools leave in a folder, and where people keep passwords and keys.
-LEFT_OUT = r"__pycache__|node_modules|\.(git|venv|tox|ipynb_checkpoints|env(\..*)?|ssh|aws|netrc)|.*\.pem"
-TRACKERS = {"wandb", "mlruns", "lightning_logs"}  # have the runs of before, beside the script
+LEFT_OUT = (
+    r"__pycache__|node_modules|\.(git|venv|tox|ipynb_checkpoints)|\.env(rc|\..*)?|.*\.pem|id_(rsa|dsa|ecdsa|ed25519)"
+    r"|\.(ssh|aws|kube|docker|dockercfg|netrc|pypirc|git-credentials|huggingface)"
+)
+TRACKERS = ("wandb", "mlruns", "lightning_logs")  # have the runs of before; a package of such a name is code
 MOST_NBYTES = 200_000_000  # of a folder that travels with a job, before it is packed
 
 
@@ -118,12 +121,13 @@ def paths_below(folder: Path, apart: set[Path] | None = None) -> Iterator[tuple[
     Of a job's folder, `apart` are the resolved paths that are left out; for data it is None.
 
     Raises:
-        JobError: for a link that leads back, or in a job's folder one that leads out.
+        JobError: for a folder that cannot be read, a link that leads back, or in a job's folder one that leads out.
     """
     top, inside = folder.resolve(), apart is not None
-    for below, subfolders, names in os.walk(folder, followlinks=True):
+    trackers = {name for name in TRACKERS if inside and not (folder / name / "__init__.py").exists()}
+    for below, subfolders, names in os.walk(folder, onerror=_refuse, followlinks=True):
         here = Path(below)
-        left_out = TRACKERS if inside and here == folder else set()
+        left_out = trackers if here == folder else set()
         kept = sorted(name for name in {*names, *subfolders} - left_out if not re.fullmatch(LEFT_OUT, name))
         subfolders.clear()
         if here != folder and "pyvenv.cfg" in names:  # a virtual environment
@@ -148,6 +152,10 @@ def paths_below(folder: Path, apart: set[Path] | None = None) -> Iterator[tuple[
                 yield path.relative_to(folder).as_posix(), path
 
 
+def _refuse(error: OSError) -> None:
+    raise JobError(f"{error.filename} cannot be read ({error.strerror}), so it cannot travel with the job")
+
+
 def _archive(files: Mapping[str, Path], field: str, texts: Mapping[str, str] | None = None) -> bytes:
     sizes = {name: path.stat().st_size for name, path in files.items() if path.is_file()}
     if sum(sizes.values()) > MOST_NBYTES:
@@ -170,8 +178,11 @@ def _archive(files: Mapping[str, Path], field: str, texts: Mapping[str, str] | N
             entry.size, entry.mode = sizes.get(name, 0), path.stat().st_mode & 0o777
             if path.is_dir():
                 entry.type, entry.mode = tarfile.DIRTYPE, 0o755
-            with path.open("rb") if entry.size else io.BytesIO() as content:
-                file.addfile(entry, content)
+            try:
+                with path.open("rb") if entry.size else io.BytesIO() as content:
+                    file.addfile(entry, content)
+            except PermissionError as error:
+                _refuse(error)
         for name, text in (texts or {}).items():
             entry = tarfile.TarInfo(name)
             entry.size = len(text.encode())
