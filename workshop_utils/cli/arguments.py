@@ -28,7 +28,7 @@ class WithWords(TyperCommand):
         try:
             return list(super().parse_args(ctx, args[:at]))
         except Exception as error:  # click's, of which typer may have its own
-            if hasattr(error, "message") and at == len(args):
+            if hasattr(error, "message") and not hasattr(error, "param_hint") and at == len(args):
                 error.message = f"{error.message}. (The script's own arguments follow --)"
             raise
 

@@ -14,6 +14,7 @@ from __future__ import annotations
 import difflib
 import re
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self
 
@@ -185,7 +186,8 @@ class Description(BaseModel):
         values = _read_yaml(file, example)
         words = values.get("arguments")
         if isinstance(words, list) and None not in words:  # as they are written: 1.10, on and 007
-            values |= {"arguments": yaml.load(file.read_text(encoding="utf-8"), yaml.BaseLoader)["arguments"]}
+            written = parsed(file, partial(yaml.load, Loader=yaml.BaseLoader))
+            values["arguments"] = written.get("arguments", words)  # not if they are merged, by <<
         if "apiVersion" in values:
             raise JobError(
                 f"{file} is a manifest of Kubernetes: `workshop import {file}` makes a job.yaml of it"

@@ -193,3 +193,17 @@ def test_what_this_machine_cannot_give_is_refused_by_name(make_job, monkeypatch)
         Local().render(job.replace(resources={"memory": "3Gi"}))
     with pytest.raises(JobError, match="image is 'mine:1'; processes of this machine run in no container"):
         Local().render(job.replace(image="mine:1"))
+
+
+@pytest.mark.parametrize(
+    ("words", "is_for_the_script"), [("--lr 1", True), ("epochs=3", True), ("--workers two", False)]
+)
+def test_an_argument_before_the_dashes_is_answered_with_where_it_belongs(words, is_for_the_script, make_job):
+    done = CliRunner().invoke(cli.app, ["launch", str(make_job("").folder), *words.split()])
+    assert ("The script's own arguments follow --" in done.output) == is_for_the_script
+
+
+def test_words_that_are_merged_into_a_job_yaml_are_read_as_yaml(make_job):
+    folder = make_job("").folder
+    (folder / "job.yaml").write_text("name: a\nstrategy: single\n<<: {arguments: [a, 1.10]}\n")
+    assert TrainingJob.load(folder).command_line_arguments == ["a", "1.1"]
