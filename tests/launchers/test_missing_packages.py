@@ -68,6 +68,7 @@ def test_keras_2_is_asked_for_where_a_job_s_environment_does(make_job, monkeypat
         ("import keras, horovod.keras as hvd", {}, True),
         ("import horovod.tensorflow as hvd", {}, False),
         ("import horovod.tensorflow.keras as hvd", {"TF_USE_LEGACY_KERAS": "1"}, False),
+        ("import horovod.tensorflow.keras as hvd", {"TF_USE_LEGACY_KERAS": "0"}, True),
         ("os.environ['TF_USE_LEGACY_KERAS'] = '1'\nimport horovod.tensorflow.keras as hvd", {}, False),
     ],
 )

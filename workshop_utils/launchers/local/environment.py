@@ -39,6 +39,8 @@ FOREIGN_VARIABLES = re.compile(
 # With it no framework sees a GPU, and `place.here().device` is "cpu".
 NO_GPU = {"CUDA_VISIBLE_DEVICES": ""}
 
+LEGACY_KERAS = ("1", "true", "True")  # the values of TF_USE_LEGACY_KERAS that TensorFlow heeds
+
 # How to recognise a framework that was built for CPUs: its distribution, and the end of its version.
 CPU_BUILDS = {"tensorflow": ("tensorflow-cpu", ""), "torch": ("torch", "+cpu")}
 
@@ -175,7 +177,8 @@ def keras_doubt(job: TrainingJob) -> str:
     names = {*modules, *(f"{module}.{name}" for module in modules for name in modules[module])}
     used = names & {"horovod.keras", "horovod.tensorflow.keras"}
     versions = [each.version for each in metadata.distributions(name="keras")] if used else []
-    chosen = "TF_USE_LEGACY_KERAS" in {*job.environment, *os.environ} or "TF_USE_LEGACY_KERAS" in text
+    value = {**os.environ, **job.environment}.get("TF_USE_LEGACY_KERAS")
+    chosen = value in LEGACY_KERAS or "TF_USE_LEGACY_KERAS" in text
     if chosen or all(version.startswith("2.") for version in versions):
         return ""
     return (
@@ -189,8 +192,8 @@ def await_packages(job: TrainingJob) -> None:
     asked_by = {
         FRAMEWORK_OF[name]: f"strategy is {name!r}" for name in [job.strategy] if name in FRAMEWORK_OF
     }
-    if job.environment.get("TF_USE_LEGACY_KERAS") == "1":
-        asked_by["tf_keras"] = "environment.TF_USE_LEGACY_KERAS is '1'"
+    if (value := job.environment.get("TF_USE_LEGACY_KERAS")) in LEGACY_KERAS:
+        asked_by["tf_keras"] = f"environment.TF_USE_LEGACY_KERAS is {value!r}"
     required = packages(imported(job.script_path, always=True)) | asked_by.keys()
     named = packages(imported(job.script_path)) | required
     here = job.script_path.parent
