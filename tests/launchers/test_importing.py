@@ -140,6 +140,49 @@ def test_only_what_is_known_of_an_expansion_becomes_an_argument(described_by):
         assert said in "\n".join(result.notes), result.notes
 
 
+QUOTED = {
+    'NAME="my run"\npython train.py --name "$NAME" --names $NAME': ["--name", "my run", "--names", "my", "run"],
+    """JSON='{"lr": 0.1}'\npython train.py --json "$JSON" --empty "" """: {"json": '{"lr": 0.1}', "empty": ""},
+    'A=(--name "my run"  # a name\n --a "")\nA+=(b)\npython train.py "${A[@]}"': ["--name", "my run", "--a", "", "b"],
+    'A=()\npython train.py "${A[@]}" "$@"': {},
+    'python train.py --filter "len > 5 and x" --fn "f=(x+1)"': {"filter": "len > 5 and x", "fn": "f=(x+1)"},
+    r"""python train.py --pattern '^loss=(\d+)$' --home '$HOME/x'""": {"pattern": r"^loss=(\d+)$", "home": "$HOME/x"},
+    """python train.py --tag "run #3" --of "it's" # isn't it""": {"tag": "run #3", "of": "it's"},
+    r"""python train.py --a\ b "c\"d" "*.txt">log""": ["--a b", 'c"d', "*.txt"],
+    'B="--b 2"\nB+=" --c 3"\npython train.py $B': ["--b", 2, "--c", 3],
+    "cat > a <<-EOF\n\tit's\n\tEOF\npython train.py 1": [1],
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("text", QUOTED)
+def test_what_is_quoted_stays_one_word_as_it_is_written(text, described_by):
+    result = described_by("run.sh", text)
+    assert result.job["arguments"] == QUOTED[text]
+    assert "kept as it is" not in str(result.notes)
+
+
+def test_a_variable_that_the_file_exports_is_the_scripts_though_the_file_uses_it(described_by):
+    result = described_by("run.sh", "export DATA=/d\nexport OUT=$DATA/out\nA=1\nexport A\npython train.py")
+    assert result.job["environment"] == {"DATA": "/d", "OUT": "/d/out", "A": "1"}
+
+
+def test_lines_of_setup_keep_their_quotes_and_know_the_files_variables(described_by):
+    text = """#SBATCH -p gpu
+ENV=/envs/a
+module load "my mod" cuda/$V
+source $ENV/bin/activate
+source "$HOME/my env/x.sh" ~/y 'a b'
+source "$(conda info --base)/etc/profile.d/conda.sh"
+python train.py"""
+    result = described_by("job.sbatch", text)
+    assert result.place["setup"] == [
+        "module load 'my mod' cuda/$V",
+        "source /envs/a/bin/activate",
+        r"source $HOME/my\ env/x.sh ~/y 'a b'",
+    ]
+    assert "line 6: source: not read, since it is computed" in str(result.notes)
+
+
 def test_an_sbatch_file_becomes_a_job_and_a_place(described_by, tmp_path):
     text = r"""#!/bin/bash
 #SBATCH --job-name=My_Run   # a name

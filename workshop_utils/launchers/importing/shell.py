@@ -5,37 +5,54 @@ from __future__ import annotations
 import contextlib
 import re
 import shlex
-from collections.abc import Callable, Iterator, Mapping
-from functools import partial
+from collections.abc import Iterator, Mapping
 from itertools import groupby
 from pathlib import PurePosixPath
-from typing import Any
+from typing import Any, NamedTuple
 
 from workshop_utils.jobs import JobError, Resources
 from workshop_utils.jobs.imports import imported, packages
 from workshop_utils.jobs.quantities import bytes_of
-from workshop_utils.launchers.importing.imported import PLACE, TABLES, UNKNOWN, WORDS, Imported
+from workshop_utils.launchers.importing.imported import TABLES, UNKNOWN, WORDS, Imported
 from workshop_utils.launchers.output import SECRET
 from workshop_utils.strategies import STRATEGY_OF
 
 COMMANDS: dict[str, dict[str, Any]] = TABLES["commands"]
-ASSIGNMENT = re.compile(r"([A-Za-z_]\w*)\+?=(.*)", re.DOTALL)
+ASSIGNMENT = re.compile(r"([A-Za-z_]\w*)(\+?=)(.*)", re.DOTALL)
 KNOWN = "python, torchrun, mpirun, horovodrun, accelerate or srun"
 SEPARATORS = ";|&()\n"
 OUR_START = "workshop_utils/start.py"  # fills in words on the way to the script
 # How workers meet, and on which machine, socket and core they run.
 PLACING = re.compile("rdzv|master|process|machine|rank|host|standalone|bind|map-by|mca|network|iface|gpu-ids")
-# What is no command, or only running it would tell, and what stands for it before a text is split into words.
-WITHOUT_WORDS: dict[re.Pattern[str], Callable[[re.Match[str]], str]] = {
-    re.compile(r"<<-?\s*['\"]?(\w+)(?s:.*?)\n\1$", re.MULTILINE): lambda _: "",  # what a command is fed
-    re.compile(r"(?:^|(?<=\s))#(?!SBATCH).*", re.MULTILINE): lambda _: "",
-    re.compile(r"\s[012&]?[<>]+(&\d|\s*\S+)"): lambda _: "",
-    re.compile(r"\$\((?:[^()]|\((?:[^()]|\([^()]*\))*\))*\)|`[^`]*`"): lambda _: UNKNOWN,
-    re.compile(r"(\w=)\(([^()]*)\)"): lambda found: f"{found[1]}'{re.sub(QUOTE, '', found[2])}'",  # a list
-    re.compile(r"(?:.*\\\n)+.*"): lambda found: found[0].replace("\\\n", " "),
-}
-QUOTE = "[\"']"
+# Stand-ins for what a shell would take for its own, were it not in quotes; and marks, which take no room in a word:
+# of quotes, before an item of a list, and for a line that has gone.
+STAND_INS = {ord(sign): 0xE000 + ord(sign) for sign in " \t\n<>()|;&#`$\\'\"*~{}"}
+QUOTED, ITEM, GONE = "\uf000", "\uf001", "\uf002"
+AS_MEANT: dict[int, str | None] = {
+    stand_in: chr(sign) for sign, stand_in in STAND_INS.items()
+} | dict.fromkeys(map(ord, QUOTED + GONE))
+AS_MEANT[ord(ITEM)] = " "
+ESCAPED = AS_MEANT | {stand_in: f"\\{sign}" for stand_in, sign in AS_MEANT.items() if stand_in < ord(QUOTED)}
+IN_NAMES = {sign: stand_in for sign, stand_in in STAND_INS.items() if chr(sign) not in "${}*"}
+SPACE = chr(STAND_INS[ord(" ")])
+SPACES = {STAND_INS[ord(sign)]: " " for sign in " \t\n"}
+LINE = re.compile(f"[\n{GONE}{chr(STAND_INS[10])}]")
+_INNER = r"\((?:[^()]|\((?:[^()]|\([^()]*\))*\))*\)"
 _ANY = r"[^{}]*(?:\{[^{}]*\}[^{}]*)*"
+# What is no command, or only running it would tell, and what is quoted.
+SHELL = re.compile(
+    r"(?P<nothing>(?<!<)<<-?\s*['\"]?(\w+)(?s:.*?)\n\t*\2$|(?<![^\s;&|()])#(?!(?<=^#)SBATCH\b).*)"
+    rf"|(?P<computed>[$<>]{_INNER}|`[^`]*`|\$'(?:[^'\\]|\\.)*')|\\(?P<escaped>[^\n])|'(?P<quoted>[^']*)'"
+    rf'|"(?P<double>(?:\${_INNER}|`[^`]*`|\\(?s:.)|[^"\\])*+)"',
+    re.MULTILINE,
+)
+IN_DOUBLE_QUOTES = re.compile(
+    rf"(?P<computed>\${_INNER}|`[^`]*`)|(?P<variable>\$(?:\{{{_ANY}\}}|\w+|[@*#?]))"
+    r"|\\(?P<escaped>[\"\\$`\n])|(?P<quoted>[^\\$`]+|[\\$`])"
+)
+CONTINUED = re.compile(r"(?:.*\\\n)+.*")
+REDIRECTED = re.compile(r"(?:(?<=\s)[012&])?[<>]+(?:&[\d-]|\s*[^\s;|&()]+)")
+LIST = re.compile(r"(?<=\w=)\(([^()]*)\)|(?<=\w\+=)\(([^()]*)\)")
 # $NAME or ${NAME}, also of a list, with a default or not; anything else that a shell works out.
 VARIABLE = re.compile(rf"\$(\{{)?(\w+|[@*])(?(1)(?:\[[@*]\])?(?::?[-=]({_ANY}))?\}})|\$(?:\{{{_ANY}\}}|[?$])")
 EXPANDED = re.compile(r"(?:^|=)~|\*|\{[^{}\s'\"]+(?:,|\.\.)[^{}\s'\"]+\}")  # what a shell replaces by names
@@ -51,93 +68,172 @@ def read(text: str, result: Imported, where: str = "", nodes: int = 0, strategy:
     Raises:
         JobError: if that is no training, or more than one.
     """
-    starts = list(_starts(text, result, where, text))
-    starts = [each for each in starts if {"strategy", "srun"} & each[2].keys()] or starts
+    starts = list(_Shell(result, where).starts(text))
+    starts = [each for each in starts if {"strategy", "srun"} & each.says.keys()] or starts
     if len(starts) != 1:
-        places = " and ".join(place for place, *_ in starts)
+        places = " and ".join(each.place for each in starts)
         held = f"{len(starts)} jobs, in {places}" if starts else "no training"
         raise JobError(f"{result.file}: it starts {held}; it must start one, by {KNOWN}")
     ((place, words, result.says),) = starts
     for word in filter(EXPANDED.search, words):
-        result.note(f"{place}: {word}", "kept as it is written: no shell replaces it here")
-    take_command(words, result, place)
+        result.note(f"{place}: {as_meant(word)}", "kept as it is written: no shell replaces it here")
+    take_command(list(map(as_meant, words)), result, place)
     settle(result, place, nodes, strategy)
 
 
-def _starts(
-    text: str, result: Imported, where: str, whole: str
-) -> Iterator[tuple[str, list[str], dict[str, str]]]:
-    """The commands of `text` that start Python's scripts: place, words, what has been said of the workers before."""
-    variables = WORDS | result.job.get("environment", {})
+class Start(NamedTuple):
+    """A command that starts a script of Python's: its words, with stand-ins, and what has been said of the workers."""
 
-    def of_variable(found: re.Match[str]) -> str:
-        known = variables.get(found[2] or "", UNKNOWN)
-        return VARIABLE.sub(of_variable, found[3]) if found[3] and known in ("", UNKNOWN) else known
+    place: str
+    words: list[str]
+    says: dict[str, str]
 
-    for line, raw in _commands(text, result):
-        place = f"{where}: line {line}".removeprefix(": ")
-        words: list[str] = []
-        for word in raw:
-            if re.fullmatch(r"[\"']?\$\{?[@*]\}?[\"']?", word):
-                result.note(f"{place}: {word}", "dropped: give the script's further arguments after --")
-            value = VARIABLE.sub(of_variable, word)
-            is_several = VARIABLE.fullmatch(word) and not re.fullmatch("-[a-z]*c", "".join(words[-1:]))
-            words += re.sub(QUOTE, "", value).split() if is_several else [value]
-        if not words:  # but variables without a value
-            continue
+
+class _Shell:
+    """A shell that starts nothing, and notes in `result` what it reads."""
+
+    def __init__(self, result: Imported, where: str) -> None:
+        self.result, self.where = result, where
+        known = result.job.get("environment", {})
+        self.variables = WORDS | {name: value.translate(STAND_INS) for name, value in known.items()}
+
+    def starts(self, text: str) -> Iterator[Start]:
+        """The commands of `text` that start Python's scripts."""
+        for line, raw in _commands(text, self.result):
+            place = f"{self.where}: line {line}".removeprefix(": ")
+            if words := [each for word in raw for each in self.words(word, place)]:
+                yield from self.command(place, raw, words)
+
+    def words(self, word: str, place: str) -> list[str]:
+        """The words that `word` becomes: several, if it holds a variable that is not quoted, or all of a list."""
+        if re.fullmatch(rf"{QUOTED}*\$\{{?[@*]\}}?", word):
+            self.result.note(
+                f"{place}: {as_meant(word)}", "dropped: give the script's further arguments after --"
+            )
+            return []
+        is_assigned = ASSIGNMENT.fullmatch(word)
+        value = self.expanded(word, bool(is_assigned) and ITEM not in word)
+        if is_assigned:
+            return [value.replace(" ", ITEM if ITEM in value else SPACE)]
+        is_empty = "[@]" in word and not value.strip(QUOTED)
+        return [] if is_empty else list(filter(None, value.split(" ")))
+
+    def expanded(self, text: str, is_quoted: bool = False) -> str:
+        """`text` with the values of variables, which have spaces where a shell splits them."""
+
+        def value_of(found: re.Match[str]) -> str:
+            quoted = is_quoted or found.string[: found.start()].endswith(QUOTED)
+            value = self.variables.get(found[2] or "", UNKNOWN)
+            if found[3] and value in ("", UNKNOWN):
+                return self.expanded(found[3], quoted)
+            if value.startswith(ITEM):
+                items = [*filter(None, value.split(ITEM))][: None if re.search(r"\[[@*]", found[0]) else 1]
+                value = (SPACE if quoted and "[*]" in found[0] else " ").join(items)
+            return value if quoted else value.translate(SPACES)
+
+        return VARIABLE.sub(value_of, text)
+
+    def command(self, place: str, raw: list[str], words: list[str]) -> Iterator[Start]:
+        """Take what one command says; it, if it starts a script."""
+        result, meant = self.result, list(map(as_meant, words))
+        name = meant[0]
         trial = Imported(result.file, result.folder, result.target, says=dict(result.says))
-        assigned = [found for found in map(ASSIGNMENT.fullmatch, words) if found]
-        if words[0] == "#SBATCH":
-            _take_options(place, words[1:], result, variables)
-        elif words[0] in ("export", "declare", "local", "readonly") or len(assigned) == len(words):
-            for name, value in (found.groups() for found in assigned):
-                if UNKNOWN not in value or "{" not in variables.get(name, ""):
-                    variables[name] = UNKNOWN if SECRET.search(name) else value
-                if words[0] == "export" and (
-                    PLACE.fullmatch(name) or not re.search(rf"\${{?{name}\b", whole)
-                ):
-                    result.take_variable(f"{place}: {name}", name, value)
-                elif words[0] == "export":
-                    result.note(f"{place}: {name}", "not in environment, since the file itself uses it")
-        elif words[0] in TABLES["sets_up"] and result.target == "slurm":
-            result.place.setdefault("setup", []).append(shlex.join(raw).replace("'", ""))
-            if "activate" in str(words):
-                result.note(f"{place}: {words[0]}", "in setup: name its Python in place.yaml, too, as python")
-        elif code := take_command(list(words), trial, place):
+        if name == "#SBATCH":
+            _take_options(place, meant[1:], result, self.variables)
+        elif name in ("export", "declare", "local", "readonly") or all(map(ASSIGNMENT.fullmatch, words)):
+            self.assign(place, words)
+        elif name in TABLES["sets_up"] and result.target == "slurm":
+            self.set_up(f"{place}: {name}", raw)
+        elif code := take_command(list(meant), trial, place):
             outer, result.says = result.says, trial.says
-            yield from _starts(code, result, place, whole)
+            yield from _Shell(result, place).starts(code)
             result.says = outer
         elif "script" in trial.job or trial.job.get("module", "pip").partition(".")[0] not in TABLES["tools"]:
-            yield place, words, trial.says
-        elif words[0] == "cd" and (result.folder / words[-1]).is_dir():
-            result.folders.append(words[-1])
-            result.note(f"{place}: cd", f"changed: the job runs in its own folder, not in {words[-1]}")
+            yield Start(place, words, trial.says)
+        elif name == "cd" and (result.folder / meant[-1]).is_dir():
+            result.folders.append(meant[-1])
+            result.note(f"{place}: cd", f"changed: the job runs in its own folder, not in {meant[-1]}")
         else:
-            what = "changed: what it repeats is run once" if words[0] in TABLES["loops"] else "dropped"
-            result.note(f"{place}: {words[0].partition('=')[0]}", what)
+            what = "changed: what it repeats is run once" if name in TABLES["loops"] else "dropped"
+            result.note(f"{place}: {name.partition('=')[0]}", what)
+
+    def set_up(self, where: str, raw: list[str]) -> None:
+        """Take a line for place.yaml's setup, with the values of the file's own variables."""
+        own = {name: value for name, value in self.variables.items() if WORDS.get(name) != value}
+
+        def value_of(found: re.Match[str]) -> str:
+            return own.get(found[2], found[0])
+
+        words = [VARIABLE.sub(value_of, word) for word in raw]
+        if UNKNOWN in "".join(words):
+            self.result.note(where, "not read, since it is computed: add it to setup in place.yaml")
+            return
+        line = " ".join(
+            word.translate(ESCAPED) if re.search("^~|[$*]", word) else shlex.quote(as_meant(word))
+            for word in words
+        )
+        self.result.place.setdefault("setup", []).append(line)
+        if "activate" in line:
+            self.result.note(where, "in setup: name its Python in place.yaml, too, as python")
+
+    def assign(self, place: str, words: list[str]) -> None:
+        """Take the variables that a command sets; those that it exports are the script's, too."""
+        is_exported = words[0] == "export" or words[:2] == ["declare", "-x"]
+        for word in words:
+            if found := ASSIGNMENT.fullmatch(word.lstrip(QUOTED)):
+                name, sign, value = found.groups()
+                value = self.variables.get(name, "") + value if sign == "+=" else value
+                if UNKNOWN not in value or "{" not in self.variables.get(name, ""):
+                    self.variables[name] = UNKNOWN if SECRET.search(name) else value
+            elif is_exported and word in self.variables:
+                name, value = word, self.variables[word]
+            else:
+                continue
+            if is_exported:
+                self.result.take_variable(f"{place}: {name}", name, as_meant(value))
+
+
+def as_meant(text: str) -> str:
+    """`text` with what the stand-ins stand for."""
+    return text.translate(AS_MEANT)
 
 
 def _commands(text: str, result: Imported) -> Iterator[tuple[int, list[str]]]:
-    """The commands of `text` in words, as they are written, with the number of the line."""
-    for pattern, instead in WITHOUT_WORDS.items():
-        text = pattern.sub(partial(_in_as_many_lines, instead), text)
+    """The commands of `text` in words, with stand-ins, and the number of the line."""
+    text = SHELL.sub(_stand_in, text)
+    text = CONTINUED.sub(lambda each: each[0].replace("\\\n", " ") + "\n" * each[0].count("\\\n"), text)
+    text = LIST.sub(_items, REDIRECTED.sub("", text))
     lexer = shlex.shlex(text, posix=True, punctuation_chars=SEPARATORS)
     lexer.whitespace, lexer.whitespace_split, lexer.commenters, line = " \t\r", True, "", 1
     try:
         for is_separator, words in groupby(lexer, lambda word: word != "" and not set(word) - {*SEPARATORS}):
             command = list(words)
-            line, start = line + sum(word.count("\n") for word in command), line
+            line, start = line + sum(len(LINE.findall(word)) for word in command), line
             while command and command[0] in TABLES["keywords"]:
                 del command[0]
             if command and not is_separator:
-                yield start, command
+                yield start, [word.replace(GONE, "") for word in command]
     except ValueError:
         raise JobError(f"{result.file}: a quotation is not closed, from line {line} on") from None
 
 
-def _in_as_many_lines(instead: Callable[[re.Match[str]], str], found: re.Match[str]) -> str:
-    text = instead(found)
-    return text + "\n" * (found[0].count("\n") - text.count("\n"))
+def _stand_in(found: re.Match[str]) -> str:
+    """What stands for a quotation, a comment, text that a command is fed, or what is computed."""
+    kind, text = found.lastgroup or "", found[found.lastgroup or 0]
+    if kind == "nothing":
+        return "\n" * text.count("\n")
+    if kind == "computed":
+        return UNKNOWN + GONE * text.count("\n")
+    if kind == "double":
+        return QUOTED + IN_DOUBLE_QUOTES.sub(_stand_in, text)
+    if kind == "escaped" and text == "\n":
+        return GONE
+    return QUOTED + text.translate(IN_NAMES if kind == "variable" else STAND_INS)
+
+
+def _items(found: re.Match[str]) -> str:
+    """A list as one word."""
+    return ITEM + re.sub(r"\s+", lambda space: ITEM + GONE * space[0].count("\n"), found[1] or found[2] or "")
 
 
 def _take_options(place: str, words: list[str], result: Imported, variables: dict[str, str]) -> None:
@@ -193,7 +289,7 @@ def take_command(words: list[str], result: Imported, where: str) -> str:
         if words[0] == UNKNOWN:
             words = words[1:]
         elif assigned := ASSIGNMENT.fullmatch(words[0]):
-            result.take_variable(f"{where}: {assigned[1]}", assigned[1], assigned[2])
+            result.take_variable(f"{where}: {assigned[1]}", assigned[1], assigned[3])
             words = words[1:]
         elif name in ("sh", "bash") and re.fullmatch("-[a-z]*c", "".join(words[1:2])):
             return "".join(words[2:3])
@@ -218,7 +314,7 @@ def _inside(name: str, words: list[str], result: Imported, where: str) -> list[s
     for option, value in options_of(words, program):
         field = program.get("fields", {}).get(option)
         if field == "variable" and (assigned := ASSIGNMENT.fullmatch(value)):
-            result.take_variable(f"{where}: {assigned[1]}", assigned[1], assigned[2])
+            result.take_variable(f"{where}: {assigned[1]}", assigned[1], assigned[3])
         elif field == "nodes" and is_inside and not value.isdecimal():
             result.note(f"{where}: {name} {option} {value}", f"changed: Slurm gives {says.get('nodes') or 1}")
         elif field:
