@@ -25,6 +25,7 @@ from workshop_utils.launchers.sagemaker.account import TAG, Aws
 from workshop_utils.launchers.sagemaker.price import NotConfirmed
 from workshop_utils.launchers.source import packed
 from workshop_utils.runs import RunState
+from workshop_utils.training import data
 
 ROOT = Path(__file__).parents[2]
 ROLE = "arn:aws:iam::123456789012:role/workshop"
@@ -258,7 +259,7 @@ def test_below_a_channel_s_address_lies_what_is_in_its_folder_and_nothing_else(m
     job = make_job(TORCH, data={"train": str(folder), "test": str(folder / "old.txt")})
     uris = []
     for name in ("more/x.bin", "more/y.bin"):
-        uri = launcher.render(job).submission.channels["train"]
+        uri = launcher.render(job).channels["train"]
         uris.append(uri)
         launcher.launch(job).wait(60)
         bucket, prefix = account.split_uri(uri)
@@ -269,6 +270,31 @@ def test_below_a_channel_s_address_lies_what_is_in_its_folder_and_nothing_else(m
     assert list(
         aws.pages("s3", "list_objects_v2", "Contents", Bucket=bucket, Prefix=account.split_uri(uris[0])[1])
     )
+
+
+def test_data_that_changes_after_the_request_goes_where_the_request_names_it(
+    make_job, aws, tmp_path, monkeypatch
+):
+    folder = tmp_path / "data"
+    folder.mkdir()
+    (folder / "log.txt").write_text("one")
+    prepare = data.prepare
+
+    def meanwhile(source):
+        (folder / "log.txt").write_text("one, two")
+        return prepare(source)
+
+    monkeypatch.setattr(data, "prepare", meanwhile)
+    run = place(aws=aws, bucket="bucket-for-changes").launch(make_job(TORCH, data=str(folder))).wait(60)
+    described = aws.call("sagemaker", "describe_training_job", TrainingJobName=run.name)
+    (uri,) = [
+        each["DataSource"]["S3DataSource"]["S3Uri"]
+        for each in described["InputDataConfig"]
+        if each["ChannelName"] == "training"
+    ]
+    bucket, prefix = account.split_uri(uri)
+    listed = aws.pages("s3", "list_objects_v2", "Contents", Bucket=bucket, Prefix=prefix)
+    assert [each["Key"].removeprefix(prefix) for each in listed] == ["log.txt"]
 
 
 @pytest.mark.parametrize("strategy", ["torch_ddp", "mpi"])

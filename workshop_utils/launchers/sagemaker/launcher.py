@@ -120,7 +120,7 @@ def _upload(request: Request, aws: Aws) -> None:
     for key, content in {source: request.source, **request.uploads}.items():
         aws.call("s3", "put_object", Bucket=bucket, ExpectedBucketOwner=owner, Key=key, Body=content)
     for name, folder in folders.items():
-        account.upload(files_below(folder), submission.channels[name], aws, owner)
+        account.upload(files_below(folder), request.channels[name], aws, owner)
 
 
 class SageMakerRun(RemoteRun):

@@ -56,6 +56,12 @@ class Request:
     uploads: Mapping[str, bytes]
     source: bytes
 
+    @property
+    def channels(self) -> dict[str, str]:
+        """Where the job finds the data of each channel, the SDK's own included."""
+        given = self.body.get("InputDataConfig", [])
+        return {each["ChannelName"]: each["DataSource"]["S3DataSource"]["S3Uri"] for each in given}
+
     def __str__(self) -> str:
         parts = [json.dumps(self.body, indent=2)]
         # What torchrun is told; the other drivers are the same for every job.
@@ -175,7 +181,7 @@ def _train(submission: Submission, session: OfflineSession) -> None:
     )
     # Every host gets all of the data, since strategies differ in how they read shards.
     channels = []
-    for name, uri in submission.channels.items():
+    for name, uri in submission.channels().items():
         channels.append(trainer.create_input_data_channel(name, uri))
         channels[-1].input_mode = settings.input_mode
     trainer.train(channels or None, wait=False, logs=False)

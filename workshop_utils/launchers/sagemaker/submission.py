@@ -152,9 +152,11 @@ class Submission:
         """Where the source is in the bucket."""
         return f"{self._bucket_uri}/source/{self.name}/sourcedir.tar.gz"
 
-    @functools.cached_property
     def channels(self) -> dict[str, str]:
-        """Where the data of each channel is: in its own place if that is on S3, and otherwise in the bucket."""
+        """Where the data of each channel is: in its own place if that is on S3, and otherwise in the bucket.
+
+        Reads all of the data; a request has what this was when it was made.
+        """
         return {name: self._data_uri(source) for name, source in self.job.channels.items()}
 
     def _data_uri(self, source: str) -> str:
