@@ -134,6 +134,13 @@ def test_a_mapping_of_data_becomes_channels_each_with_a_place_of_its_own(make_jo
             body_of(make_job(TORCH, data={name: "digits"}))
 
 
+def test_a_folder_that_is_called_like_named_data_is_not_read(make_job, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "mnist").mkdir()
+    (tmp_path / "mnist" / "back").symlink_to(tmp_path)  # which would be refused
+    assert place().render(make_job(TORCH, data="mnist")).channels["training"].endswith("/data/mnist/")
+
+
 def test_instances_have_at_least_what_is_said_of_their_processors_and_memory(make_job):
     """The rule by family and size, compared with what EC2 answers of its types, as moto keeps it."""
     import moto

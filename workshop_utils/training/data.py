@@ -28,6 +28,7 @@ if TYPE_CHECKING:
 KINDS = ("images-idx3-ubyte", "labels-idx1-ubyte")
 FILES = tuple(f"{split}-{kind}" for split in ("train", "t10k") for kind in KINDS)
 CLASSES = 10
+NAMED = ("digits", "mnist")  # sources that are names, not paths: everybody finds the same there
 
 MNIST_MIRRORS = (
     "https://ossci-datasets.s3.amazonaws.com/mnist/",

@@ -114,5 +114,5 @@ def printed_by(job: TrainingJob, folder: str, with_data: bool, in_image: bool) -
 
 def _anywhere(where: str) -> str:
     """A source of data as it may be named from any folder."""
-    is_name = where in ("digits", "mnist") or data.scheme_of(where)
+    is_name = where in data.NAMED or data.scheme_of(where)
     return where if is_name else str(Path(where).expanduser().absolute())

@@ -28,9 +28,9 @@ from workshop_utils.launchers.sagemaker import toolkit
 from workshop_utils.launchers.sagemaker.settings import SageMakerSettings
 from workshop_utils.launchers.source import files_below
 from workshop_utils.strategies import script_words, strategy_of
+from workshop_utils.training.data import NAMED
 
 PREFIX = "workshop"  # of everything in the bucket
-STORED_DATA = ("digits", "mnist")  # every job finds the same there
 DATA = "/opt/ml/input/data"  # a folder for each channel
 CODE = f"{DATA}/code"  # where the SDK's drivers start the script
 OWN_CHANNELS = ("code", "sm_drivers", "recipe")  # the SDK's
@@ -162,6 +162,8 @@ class Submission:
     def _data_uri(self, source: str) -> str:
         if source.startswith("s3://"):
             return source
+        if source in NAMED:
+            return f"{self._bucket_uri}/data/{source}/"
         path = Path(source).expanduser()
         digest = hashlib.sha256(source.encode() if not path.exists() else b"")
         # By what it holds: another's data is never in the same place, and what a running job reads never changes.
@@ -172,8 +174,7 @@ class Submission:
                 digest.update(f"{name}\0{file.stat().st_size}\0".encode())
                 while part := content.read(1 << 20):
                     digest.update(part)
-        own = f"{self.job.name}-{digest.hexdigest()[:16]}"
-        return f"{self._bucket_uri}/data/{source if source in STORED_DATA else own}/"
+        return f"{self._bucket_uri}/data/{self.job.name}-{digest.hexdigest()[:16]}/"
 
     @property
     def output_uri(self) -> str:
