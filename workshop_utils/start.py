@@ -1,7 +1,7 @@
 """Starts a script as Python would, with what only this process knows filled in: `python start.py SCRIPT --rank={rank}`.
 
-It travels with jobs whose arguments hold such words, or whose words a target cannot hand over as they are: without
-arguments it reads them from `start.json` beside it. It needs the standard library and `place` alone.
+It travels with jobs whose arguments hold such words, or whose words a target cannot hand over as they are: these are in
+`start.json` beside it, which takes the place of its arguments. It needs the standard library and `place` alone.
 """
 
 import json
@@ -46,7 +46,8 @@ def main() -> None:
             sys.exit(f"{without}; leave {match[0]} out, or launch the job with it")
         return str(value)
 
-    arguments = sys.argv[1:] or json.loads(Path(__file__).with_name("start.json").read_text())
+    words = Path(__file__).with_name("start.json")
+    arguments = json.loads(words.read_text()) if words.exists() else sys.argv[1:]
     os.execv(sys.executable, [sys.executable, *(PATTERN.sub(fill, argument) for argument in arguments)])
 
 

@@ -130,6 +130,15 @@ def test_torchrun_starts_the_ranks_of_each_host_as_the_sdk_s_driver_has_it(make_
         assert model.endswith("/opt/ml/model")
 
 
+@pytest.mark.parametrize("strategy", ["single", "mpi"])
+def test_one_unusual_argument_leaves_the_others_in_the_hyperparameters(make_job, strategy):
+    script = 'import json, os, sys\nprint([sys.argv[1:], json.loads(os.environ["SM_HPS"]), os.environ["SM_HP_LR"]])'
+    job = make_job(script, strategy=strategy, arguments={"lr": 0.5, "note": "two words", "n": 3})
+    lines = {line.text for line in EmulatedSageMaker().launch(job).wait(60).logs()}
+    words = ["--lr", "0.5", "-n", "3", "--note", "two words"]
+    assert str([words, {"lr": 0.5, "n": 3}, "0.5"]) in lines
+
+
 @pytest.mark.parametrize(
     ("end", "message"),
     [

@@ -86,20 +86,22 @@ class Submission:
     @property
     def is_plain(self) -> bool:
         """Whether hyperparameters can carry the script's command line; otherwise START reads it from WORDS."""
-        job, named = self.job, self.job.named_arguments
-        if job.module is not None or job.needs_start or len(named) < len(job.arguments):
+        job = self.job
+        if job.module is not None or job.needs_start or len(self.arguments) < len(job.arguments):
             return False
-        # The toolkit takes such names for itself, and a driver puts two dashes before a single letter.
-        if any(name.startswith("sagemaker_") or (self.driver and len(name) == 1) for name in named):
-            return False
-        if job.strategy == "torch_ddp" and any(map(_is_for_torchrun, named)):
-            return False
-        return all(map(_survives, (job.script, *named, *named.values())))
+        # A driver puts two dashes before a single letter.
+        return _survives(job.script) and not (self.driver and any(len(name) == 1 for name in self.arguments))
 
     @property
     def arguments(self) -> dict[str, Any]:
-        """Those of the script that are hyperparameters."""
-        return self.job.named_arguments if self.is_plain else {}
+        """Those of the script that are hyperparameters; START ignores them, and a script may read them in SM_HPS."""
+        return {name: value for name, value in self.job.named_arguments.items() if self._carries(name, value)}
+
+    def _carries(self, name: str, value: Any) -> bool:
+        """Whether a hyperparameter can carry this argument: the toolkit and torchrun take some for themselves."""
+        if name.startswith("sagemaker_") or (self.job.strategy == "torch_ddp" and _is_for_torchrun(name)):
+            return False
+        return _survives(name) and _survives(value)
 
     @property
     def entry(self) -> str:
