@@ -118,7 +118,7 @@ def test_downloaded_digits_that_cannot_be_trained_on_are_refused_in_words(folder
         prepare(f"{server.url}/mine")
 
 
-def test_any_folder_is_used_in_place_and_a_file_gets_a_folder_of_its_own_while_it_is_there(tmp_path):
+def test_any_folder_is_used_in_place_and_a_file_gets_a_folder_of_its_own_that_stays(tmp_path):
     corpus = tmp_path / "corpus.txt"
     corpus.write_text("to be")
     assert prepare(str(tmp_path)) == tmp_path
@@ -128,7 +128,8 @@ def test_any_folder_is_used_in_place_and_a_file_gets_a_folder_of_its_own_while_i
     assert (folder / "corpus.txt").read_text() == "or not to be"
     corpus.rename(tmp_path / "renamed.txt")
     assert prepare(str(tmp_path / "renamed.txt")).is_dir()
-    assert not folder.exists()
+    (tmp_path / "renamed.txt").rename(corpus)  # it was away for a moment, and a job may run on it
+    assert (folder / "corpus.txt").read_text() == "or not to be"
 
 
 def test_channels_are_folders_of_one_folder(tmp_path):

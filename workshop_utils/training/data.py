@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
-import shutil
 import struct
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -100,14 +99,9 @@ def prepare_all(data: str | Mapping[str, str]) -> Path:
 
 
 def _linked(paths: Mapping[str, Path]) -> Path:
-    """A folder of the cache that holds, by name, a link to each path; those whose paths are gone go too."""
+    """A folder of the cache that holds, by name, a link to each path; it stays, since jobs that run may use it."""
     key = hashlib.sha256("\0".join(f"{name}\0{path}" for name, path in sorted(paths.items())).encode())
-
     folder = cache_folder() / f"links-{key.hexdigest()[:16]}"
-    with contextlib.suppress(OSError):  # another process may be doing the same
-        for link in folder.parent.glob("links-*/*"):
-            if not link.exists():
-                shutil.rmtree(link.parent, ignore_errors=True)
     try:
         folder.mkdir(parents=True, exist_ok=True)
         for name, path in paths.items():
