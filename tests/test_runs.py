@@ -172,6 +172,35 @@ def test_the_last_twenty_runs_are_kept_and_one_that_still_goes_on_though_they_be
     assert (state / "mine").is_dir()
 
 
+@pytest.mark.parametrize(
+    ("called", "folder"),
+    [
+        (None, "b-20261129-080310-2"),
+        ("a", "a-20261129080246-65d4-20261129-080255"),
+        ("a-20261129080246-65d4", "a-20261129080246-65d4-20261129-080255"),
+        ("a-20261129-080200", "a-20261129-080200"),
+        ("b-1", "b-1-20261128-080200"),
+        (
+            f"{'c' * 41}-long",
+            f"{'c' * 41}-20261129080100-0a1b-20261129-080101",
+        ),  # SageMaker has shorter names
+        ("a-2026", None),
+    ],
+)
+def test_a_run_is_found_by_its_job_also_one_of_sagemaker_s_and_the_latest_is_so_by_its_name(
+    state, called, folder
+):
+    names = ["b-20261129-080310-2", "b-20261129-080310", "a-20261129080246-65d4-20261129-080255"]
+    names += ["a-20261129-080200", f"{'c' * 41}-20261129080100-0a1b-20261129-080101", "b-1-20261128-080200"]
+    for name in names:  # the oldest is written to last
+        (state / name).mkdir(parents=True)
+    assert [path.name for path in logs.runs()] == names
+    assert (
+        next((each.name for each in logs.runs() if called is None or logs.is_of(called, each)), None)
+        == folder
+    )
+
+
 def test_a_run_whose_log_cannot_be_kept_goes_on_and_says_so_once(state):
     state.parent.mkdir()
     state.touch()

@@ -18,7 +18,11 @@ from typing import TextIO
 from workshop_utils.cache import state_folder
 
 KEPT = 20  # runs
-RUN = re.compile(r"(.+)-\d{8}-\d{6}(-\d+)?")
+# The folder of a run: the second in which it was made, and a number where that second has others of the name. On
+# SageMaker, also the emulated one, a run is called after its job, cut to 42 characters, with an ending of its own.
+RUN = re.compile(
+    r"(?P<name>(?P<job>.+?)(?P<ending>-\d{14}-[0-9a-f]{4})?)-(?P<time>\d{8}-\d{6})(-(?P<number>\d+))?"
+)
 CONTROLS = re.compile(r"(\x1b\[[\d;]*m)|\x1b\[[0-?]*[ -/]*[@-~]|[\x00-\x08\x0b-\x1f\x7f-\x9f]")
 
 
@@ -77,13 +81,20 @@ def shown(path: Path) -> str:
 
 
 def runs() -> list[Path]:
-    """The folders of the runs that are kept, the latest first."""
+    """The folders of the runs that are kept, the latest first, by the time in their names."""
     known = {}
     for path in (state_folder() / "runs").glob("*"):
         with contextlib.suppress(OSError):  # another run removes it
-            if RUN.fullmatch(path.name) and path.is_dir() and not path.is_symlink():
-                known[path] = path.stat().st_mtime_ns
+            if (run := RUN.fullmatch(path.name)) and path.is_dir() and not path.is_symlink():
+                known[path] = run["time"], int(run["number"] or 1)
     return sorted(known, key=lambda path: known[path], reverse=True)
+
+
+def is_of(name: str, folder: Path) -> bool:
+    """Whether `folder`, one of `runs()`, is that of a run called `name`, or of a job called so."""
+    run = RUN.fullmatch(folder.name)
+    job = name[:42].rstrip("-") if run and run["ending"] else name
+    return name == folder.name or bool(run and (run["name"] == name or run["job"] == job))
 
 
 def printable(text: str) -> str:
@@ -95,13 +106,14 @@ def _made(name: str) -> Path:
     """A new folder for the logs of the run `name`. Raises OSError where there can be none."""
     kept, moment = state_folder() / "runs", time.strftime("%Y%m%d-%H%M%S")
     kept.mkdir(parents=True, exist_ok=True)
-    for number in itertools.count(1):
+    same = [run for path in kept.glob(f"{name}-{moment}*") if (run := RUN.fullmatch(path.name))]
+    for number in itertools.count(1 + max((int(run["number"] or 1) for run in same), default=0)):
         folder = kept / f"{name}-{moment}{f'-{number}' if number > 1 else ''}"
         with contextlib.suppress(FileExistsError):  # of a run that began in the same second
             folder.mkdir(mode=0o700)
             break
     for old in runs()[KEPT:]:
-        if (lock := _locked(old, alone=True)) is not None:  # otherwise it is still going
+        if old != folder and (lock := _locked(old, alone=True)) is not None:  # otherwise it is still going
             shutil.rmtree(old, ignore_errors=True)
             os.close(lock)
     return folder

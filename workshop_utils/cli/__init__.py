@@ -149,10 +149,10 @@ def logs(
 ) -> None:
     """Show what each process of a run has printed, and where these files are; the last 20 runs are kept."""
     from workshop_utils.jobs import JobError
-    from workshop_utils.logs import RUN, printable, runs
+    from workshop_utils.logs import is_of, printable, runs
 
-    there = {folder: RUN.sub(r"\1", folder.name) for folder in runs()}
-    folder = next((each for each, name in there.items() if run in (None, name, each.name)), None)
+    there = runs()
+    folder = next((each for each in there if run is None or is_of(run, each)), None)
     if folder is None:
         known = ", ".join(each.name for each in there)
         raise JobError(f"there is no run {run!r}; there are: {known}" if known else "there are no logs yet")
