@@ -4,6 +4,7 @@ Each mistake that can be foreseen is in `guards/bad_inputs.yaml`; each way to en
 `guards/test_nothing_left_behind.py`.
 """
 
+import os
 import subprocess
 import sys
 
@@ -48,6 +49,17 @@ def test_launch_prints_each_line_and_each_report_as_it_comes_and_logs_shows_them
     assert "\ndone\nodd \x1b[A\nthese files are in /" in again
     with pytest.raises(JobError, match=rf"there is no run 'nobody'; there are: .*{job.name}-2"):
         CliRunner().invoke(cli.app, ["logs", "nobody"], catch_exceptions=False)
+
+
+def test_what_the_terminal_cannot_show_is_replaced(tmp_path):
+    folder = tmp_path / "runs" / "job-20261129-080255"
+    folder.mkdir(parents=True)
+    (folder / "worker-0.log").write_text("caf\u00e9\n", encoding="utf-8")
+    environment = {**os.environ, "WORKSHOP_STATE": str(tmp_path), "PYTHONIOENCODING": "ascii"}
+    done = subprocess.run(
+        [*COMMAND[:-1], "logs"], capture_output=True, text=True, timeout=60, env=environment
+    )
+    assert done.stdout == f"==> worker-0 <==\ncaf?\nthese files are in {folder}\n", done.stderr
 
 
 def test_a_reader_that_closes_the_pipe_ends_the_run(make_job):

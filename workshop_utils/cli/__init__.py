@@ -6,6 +6,7 @@ import contextlib
 import signal
 import sys
 from collections.abc import Iterator, Mapping
+from io import TextIOWrapper
 from pathlib import Path
 from typing import Annotated
 
@@ -157,11 +158,11 @@ def logs(
         known = ", ".join(each.name for each in there)
         raise JobError(f"there is no run {run!r}; there are: {known}" if known else "there are no logs yet")
     for file in sorted(folder.glob("*.log"), key=lambda path: (len(path.name), path.name)):
-        typer.echo(f"==> {file.stem} <==")
+        print(f"==> {file.stem} <==")  # by one stream, as the lines: typer has another in a terminal of ASCII
         with file.open(encoding="utf-8", errors="replace") as lines:
             for line in lines:
                 sys.stdout.write(printable(line) if sys.stdout.isatty() else line)
-    typer.echo(f"these files are in {folder}")
+    print(f"these files are in {folder}")
 
 
 @app.command("import")
@@ -428,6 +429,8 @@ def install_horovod(
 
 def main() -> None:
     """The command's entry point: mistakes that can be foreseen end in one sentence and exit code 2."""
+    if isinstance(sys.stdout, TextIOWrapper):
+        sys.stdout.reconfigure(errors="replace")  # what the terminal cannot show
     try:
         app()
     except ModuleNotFoundError as error:

@@ -6,7 +6,6 @@ import contextlib
 import math
 import sys
 from collections.abc import Iterable, Mapping
-from io import TextIOWrapper
 from typing import Any
 
 import pandas as pd
@@ -28,8 +27,6 @@ COLOURS = (36, 35, 32, 33, 34, 31)  # of workers, in turn: codes of ANSI
 
 def show(run: Run) -> None:
     """Follow `run` to its end, and stop it where that is left early. Raises typer.Exit with 1 where it failed."""
-    if isinstance(sys.stdout, TextIOWrapper):
-        sys.stdout.reconfigure(errors="replace")
     # A notebook forces colours, but it cannot redraw a table.
     redraws = sys.stdout.isatty()
     table = Live(get_renderable=lambda: _table(run), refresh_per_second=1 / REFRESH_SECONDS)
