@@ -1,4 +1,5 @@
 import json
+import shutil
 import sys
 import threading
 import time
@@ -152,9 +153,18 @@ def test_each_process_s_log_is_a_file_of_what_it_printed_records_too(state):
 def test_with_outputs_a_copy_of_the_logs_is_left_there_at_the_end(state, tmp_path, monkeypatch, has_locks):
     if not has_locks:
         monkeypatch.setitem(sys.modules, "fcntl", None)
-    run = printed(outputs=str(tmp_path / "outputs"))
+    run, meanwhile, copy_tree = printed(outputs=str(tmp_path / "outputs")), [], shutil.copytree
+
+    def copy_slowly(*arguments):
+        reader = threading.Thread(target=lambda: meanwhile.extend([run.state, *map(str, run.logs())]))
+        reader.start()
+        reader.join(10)
+        copy_tree(*arguments)
+
+    monkeypatch.setattr(shutil, "copytree", copy_slowly)
     assert not (tmp_path / "outputs").exists()
     run.end(RunState.SUCCEEDED)
+    assert meanwhile == ["running", "[worker-0] hello"]
     (copy,) = (tmp_path / "outputs" / "logs").iterdir()
     assert copy.name == run.log_folder.name
     assert (copy / "worker-0.log").read_text() == "hello\n"

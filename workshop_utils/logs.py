@@ -27,7 +27,7 @@ CONTROLS = re.compile(r"(\x1b\[[\d;]*m)|\x1b\[[0-?]*[ -/]*[@-~]|[\x00-\x08\x0b-\
 
 
 class RunLog:
-    """The log files of the run `name`, made at its first line and open until `close`.
+    """The log files of the run `name`, made at its first line and open until `close`; then `hand_over` gives them away.
 
     Attributes:
         folder: where they are; None before the first line, and where no folder can be made.
@@ -62,17 +62,21 @@ class RunLog:
                 file.flush()
 
     def close(self) -> None:
-        """Close the files, and copy them to the outputs; from now on another run may remove them."""
+        """Close the files; what comes now is not kept."""
         self._is_closed = True
         for file in self._files.values():
             with contextlib.suppress(OSError):  # the disk is full
                 file.close()
+        self._files = {}
+
+    def hand_over(self) -> None:
+        """Copy the files to the outputs, once they are closed; from now on another run may remove them."""
         if self.folder and self._outputs:
             with contextlib.suppress(OSError):  # copied before, or kept in any case
                 shutil.copytree(self.folder, Path(self._outputs) / "logs" / self.folder.name)
         if self._lock is not None:
             os.close(self._lock)
-        self._files, self._lock = {}, None
+        self._lock = None
 
 
 def shown(path: Path) -> str:

@@ -141,11 +141,14 @@ class Run(ABC):
         return stream
 
     def _finish(self, state: RunState, reason: str = "") -> None:
-        """Enter a final state; everything that the run started must be gone by now."""
+        """Enter a final state, once the logs are in the outputs; all that the run started must be gone by now."""
+        ended_at = time.time()
+        with self._changed:
+            self._log.close()
+        self._log.hand_over()  # perhaps to a slow share: meanwhile others may read the run
         with self._changed:
             if self._state is RunState.RUNNING:
-                self._state, self._reason, self._ended_at = state, reason, time.time()
-            self._log.close()
+                self._state, self._reason, self._ended_at = state, reason, ended_at
             self._changed.notify_all()
 
     # What users call.
