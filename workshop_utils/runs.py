@@ -41,6 +41,7 @@ _TAG = re.compile(
 _NOISE = re.compile(
     r"\[\S+\] plm:ssh: Warning: setpgid\(|.*\[c10d\] The hostname of the client socket cannot be retrieved"
 )
+STACK = "stack"  # the stream of what processes print when they are asked where they stand
 Record = dict[str, Any]
 RECORD_NUMBERS = {
     "metric": ("time", "step"),

@@ -15,9 +15,8 @@ from rich.live import Live
 from rich.segment import Segment, Segments
 from rich.table import Table
 
-from workshop_utils.launchers.local.hang import STACK
 from workshop_utils.logs import printable
-from workshop_utils.runs import LogLine, Record, Run, RunFailed, RunState
+from workshop_utils.runs import STACK, LogLine, Record, Run, RunFailed, RunState
 
 COLUMNS = {"device": "{}", "step": "{:.0f}", "loss": "{:.4f}", "accuracy": "{:.3f}"}
 COLUMNS["samples_per_second"] = "{:,.0f}"

@@ -30,7 +30,7 @@ from typing import Any
 from workshop_utils.jobs import JobError, TrainingJob
 from workshop_utils.jobs.function import FRAMEWORKS, check_call
 from workshop_utils.launchers import output
-from workshop_utils.launchers.local import Local, hang, warm
+from workshop_utils.launchers.local import Local, warm
 from workshop_utils.launchers.local.environment import await_packages
 from workshop_utils.launchers.local.launcher import MOST_PROCESSES, start
 from workshop_utils.launchers.local.run import Event, ProcessRun
@@ -38,7 +38,7 @@ from workshop_utils.network import Network
 from workshop_utils.network.devices import EmulatedDevice
 from workshop_utils.ranks import packing
 from workshop_utils.ranks.results import RankResult, Results
-from workshop_utils.runs import RunFailed, RunState
+from workshop_utils.runs import STACK, RunFailed, RunState
 
 PROGRAM = Path(__file__).with_name("rank.py")
 
@@ -124,7 +124,7 @@ def launch(
             run = cleanup.enter_context(start(request, _RanksRun, files, server))
             run.lines_are_shown = cell is not None
         for line in run.logs(follow=True):
-            if cell and line.worker in run.workers and line.stream != hang.STACK:
+            if cell and line.worker in run.workers and line.stream != STACK:
                 print(f"[{run.workers.index(line.worker)}] {line.text}")
     results, reason = [], run.reason
     for rank, worker in enumerate(run.workers):
@@ -135,7 +135,7 @@ def launch(
             reason = (
                 reason or f"what rank {rank} returned cannot be read here: {type(error).__name__}: {error}"
             )
-        lines = tuple(line.text for line in run.logs(worker=worker) if line.stream != hang.STACK)
+        lines = tuple(line.text for line in run.logs(worker=worker) if line.stream != STACK)
         results.append(RankResult(rank, lines, *result))
     whole = Results(
         tuple(results),
@@ -181,7 +181,7 @@ class _RanksRun(ProcessRun):
 
     def _receive_line(self, worker: str, text: str, stream: str = "stdout") -> None:
         if self._hang.has_begun:  # they have been asked for their stacks
-            text, stream = packing.with_cells(text), hang.STACK
+            text, stream = packing.with_cells(text), STACK
         super()._receive_line(worker, text, stream)
 
     def _verdict(self, event: Event) -> tuple[RunState, str]:
@@ -200,7 +200,7 @@ class _RanksRun(ProcessRun):
         if errors or silent:
             name = errors[0][1] if errors else silent[0]
         lines = [] if self.lines_are_shown else self.logs(worker=name)
-        printed = [line.text for line in lines if line.stream != hang.STACK]
+        printed = [line.text for line in lines if line.stream != STACK]
         others = "; the others were stopped" if len(self.workers) > 1 else ""
         if errors:
             error = errors[0][0]

@@ -16,12 +16,11 @@ from typing import TYPE_CHECKING
 import psutil
 
 from workshop_utils import logs
-from workshop_utils.runs import Run
+from workshop_utils.runs import STACK, Run
 
 if TYPE_CHECKING:
     from workshop_utils.launchers.local.run import ProcessRun
 
-STACK = "stack"  # the stream of what processes print when they are asked where they stand
 ASKING_SECONDS = 5.0  # in all
 ANSWERING_SECONDS = 1.0  # for processes that are asked at the same time
 QUIET_SECONDS = 0.05  # after which stacks have come whole

@@ -27,7 +27,7 @@ from workshop_utils.launchers.local import hang
 from workshop_utils.network.devices import host_remark
 from workshop_utils.network.ports import PortReservation
 from workshop_utils.network.wiring import Cable, Switch
-from workshop_utils.runs import Run, RunState
+from workshop_utils.runs import STACK, Run, RunState
 from workshop_utils.setup.machine import cores
 
 SUPERVISOR = Path(__file__).with_name("supervisor.py")
@@ -238,7 +238,7 @@ class ProcessRun(Run):
                 self._finish(state, reason)
 
     def _stream_of(self, worker: str, text: str, stream: str) -> str:
-        return hang.STACK if self._hang.take(self, worker, text) else stream
+        return STACK if self._hang.take(self, worker, text) else stream
 
     def _verdict(self, event: Event) -> tuple[RunState, str]:
         if event["outcome"] in ("succeeded", "stopped"):
