@@ -405,12 +405,13 @@ def test_the_kind_and_the_command_decide_the_strategy(described_by):
 ESTIMATOR = """
 import sagemaker
 from sagemaker.pytorch import PyTorch
-hyperparameters = {"epochs": 2, "amp": True, "layers": [1, 2], "api_key": "abc", "out": "/opt/ml/model/x",
+hyperparameters = {"epochs": 2, "amp": True, "layers": [1, 2], "api_key": "hunter2", "out": "/opt/ml/model/x",
                    "seed": seed()}
-limit = 172800
+limit = 1.5 * 115200
 estimator = PyTorch(entry_point="train.py", source_dir=".", role=sagemaker.get_execution_role(), instance_count=2,
                     instance_type="ml.g5.12xlarge", hyperparameters=hyperparameters, framework_version="2.1",
-                    max_run=limit, distribution=DISTRIBUTION)
+                    max_run=limit, distribution=DISTRIBUTION,
+                    environment={"A": 1, "B": of("hunter2"), "DB_PASSWORD": "hunter2"})
 network.train()
 estimator.fit({"train": sagemaker.inputs.TrainingInput("s3://abc/train"), "test": upload("test")})
 """
@@ -429,22 +430,26 @@ def test_an_estimator_is_read_without_being_run(described_by):
         "data": {"train": "s3://abc/train", "test": "test"},
         "resources": {"gpu": 1},
         "timeout": "48h",
+        "environment": {"A": "1"},
     }
     assert result.place == {"instance_type": "ml.g5.12xlarge"}
     notes = "\n".join(result.notes)
-    assert '"abc"' not in notes
+    assert "hunter2" not in str(result)
+    assert "()" not in notes.replace("get_execution_role()", "")
     for said in (
         "role: not read",
         "get_execution_role()",
         "--api_key",
         "--seed",
+        "B: not read, since it is computed",
+        "DB_PASSWORD: left out, since it may be a secret",
         "framework_version",
         "channel test",
     ):
         assert said in notes, notes
 
 
-def test_a_model_trainer_is_read_too_and_what_only_sagemaker_has_is_refused(described_by):
+def test_a_model_trainer_is_read_too(described_by):
     trainer = """
 from sagemaker.train import ModelTrainer
 compute = Compute(instance_type="ml.c5.xlarge", instance_count=2)
@@ -456,13 +461,32 @@ ModelTrainer(training_image="a/b:1",
     assert tuple(result.job.get(name) for name in WORKERS) == ("mpi", None, 2, 2)
     assert result.job["data"] == {"train": "s3://abc/t"}
     assert result.place == {"role": "arn:a", "image": "a/b:1", "instance_type": "ml.c5.xlarge"}
-    for distribution, strategy in (
-        ('{"parameter_server": {"enabled": True}}', "parameter_server"),
-        ('{"smdistributed": {"dataparallel": {"enabled": True}}}', "torch_ddp"),
-    ):
-        assert (
-            described_by("e.py", ESTIMATOR.replace("DISTRIBUTION", distribution)).job["strategy"] == strategy
-        )
+
+
+WITHOUT = '{"smdistributed": {"dataparallel": {"enabled": False}, "modelparallel": {"enabled": False}}}'
+DISTRIBUTIONS = {
+    '{"parameter_server": {"enabled": True}}': ("parameter_server", ""),
+    '{"smdistributed": {"dataparallel": {"enabled": True}}}': ("torch_ddp", "smdistributed is torch_ddp"),
+    '{"torch_distributed": {"enabled": False}}': ("torch_ddp", "torch_ddp is a guess"),
+    WITHOUT: ("torch_ddp", "torch_ddp is a guess"),
+    '{"mpi": {"enabled": on("abc"), "processes_per_host": f("abc")}}': ("mpi", "enabled, which is computed"),
+    '{"mpi": {"enabled": True, "custom_mpi_options": "-x A"}}': ("mpi", "distribution: custom_mpi_options: dropped"),
+    '{"mpi": {"enabled": True}, "torch_distributed": {}}': ("mpi", "distribution: torch_distributed: dropped"),
+    "MPI(mpi_additional_options=[1])": ("mpi", "distribution: mpi_additional_options: dropped"),
+    '"mpi"': ("torch_ddp", "distribution: not read, since it is no dictionary"),
+    '{"instance_groups": ["a"]}': ("torch_ddp", "distribution: instance_groups: dropped"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("distribution", DISTRIBUTIONS)
+def test_a_distribution_that_is_enabled_is_the_strategy(distribution, described_by):
+    result = described_by("e.py", ESTIMATOR.replace("DISTRIBUTION", distribution))
+    strategy, said = DISTRIBUTIONS[distribution]
+    assert result.job["strategy"] == strategy
+    assert said in "\n".join(result.notes)
+
+
+def test_what_only_sagemaker_has_is_refused(described_by):
     with pytest.raises(JobError, match=r"smdistributed\.modelparallel"):
         described_by("e.py", ESTIMATOR.replace("DISTRIBUTION", '{"smdistributed": {"modelparallel": {}}}'))
 
@@ -480,6 +504,31 @@ def test_what_fit_is_told_and_a_script_without_a_name_are_read(described_by):
 
 
 PLACED = 'role="r", instance_count=1, instance_type="ml.m5.large"'
+FIT = "e = PyTorch(%s)\ne.fit"
+PASSWORD = "{'PASSWORD': 'abc'}"
+STARTED = {
+    "s.e = PyTorch(%s)\ns.e.fit({'a': 's3://b/c'}, job_name='n')": ({"a": "s3://b/c"}, "n", ""),
+    "PyTorch(%s).set_hyperparameters(a=1).fit('s3://b')": ("s3://b", "e", "line 1: PyTorch is changed here by set_"),
+    "e = PyTorch(%s)\nHyperparameterTuner(e).fit('s3://b')": (None, "e", "has no fit or train that is found"),
+    f"{FIT}('s3://b')\ne.fit('s3://c')": ("s3://c", "e", "is started in lines 2 and 3"),
+    f"{FIT}({{'a': TrainingInput('s3://b', input_mode='Pipe')}})": ({"a": "s3://b"}, "e", "channel a: input_mode"),
+    f"{FIT}(TrainingInput('s3://b', distribution='ShardedByS3Key'))": ("s3://b", "e", "training: distribution"),
+    f"{FIT}(TrainingInput('s3://b', s3_data_type='ManifestFile'))": ("s3://b", "e", "training: s3_data_type"),
+    f"{FIT}(upload('abc'))": ("training", "e", "channel training: computed (upload(…))"),
+    f"PyTorch(%s, environment=build({PASSWORD})).fit('s3://b')": ("s3://b", "e", "computed (build(…))"),
+    f"PyTorch(%s, environment={{**{PASSWORD}}}['abc']).fit('s3://b')": ("s3://b", "e", "computed (line 1)"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("text", STARTED)
+def test_what_a_fit_is_told_is_read_and_what_it_drops_is_named_without_secrets(text, described_by):
+    result, (data, name, said) = described_by("e.py", text % f"entry_point='t.py', {PLACED}"), STARTED[text]
+    assert (result.job.get("data"), result.job["name"]) == (data, name)
+    assert said in "\n".join(result.notes)
+    assert said or len(result.notes) == 1, result.notes
+    assert "abc" not in str(result)
+
+
 HYPERPARAMETERS = {
     'hp = {"a": 1}\nhp["b"] = 2\nhp': ({"a": 1}, "line 2: hp is changed here"),
     'hp = {"a": 1}\nhp.update({"b": 2})\nhp': ({"a": 1}, "line 2: hp is changed here by update"),

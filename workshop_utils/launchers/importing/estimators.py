@@ -6,7 +6,8 @@ import ast
 import json
 import operator
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from pathlib import PurePosixPath
 from typing import Any, NamedTuple
 
 from workshop_utils.jobs import JobError
@@ -18,6 +19,8 @@ ESTIMATORS = ("PyTorch", "TensorFlow", "HuggingFace", "Estimator", "ModelTrainer
 CLASS = "()"  # the key of a class's name among its arguments
 STARTS = ("fit", "train")
 SOURCES = ("s3_data", "data_source", "s3_uri", "0")  # where a channel's arguments name its data
+CHANNEL = (CLASS, "channel_name")  # what else is read of a channel
+PROCESSES = ("processes_per_host", "process_count_per_node")
 # Methods that change what they are called on.
 CHANGING = re.compile("(set|with|add|update|append|extend|insert|remove|pop|popitem|clear|setdefault)(_.*)?")
 NUMBERS = {
@@ -152,8 +155,10 @@ def read(text: str, result: Imported) -> None:
         if isinstance(value, Computed) and field != "channels":
             file = "place.yaml" if field.startswith("place.") else "job.yaml"
             result.note(f"{where}: {path}", f"not read, since it is computed ({value}): say it in {file}")
+        elif isinstance(value, str | list) and field in ("environment", "distribution"):
+            result.note(f"{where}: {path}", "not read, since it is no dictionary")
         elif value is not None and ("." in field or field in ("nodes", "name", "time")):
-            result.take_fields({"": value}, {"": field})
+            result.take_fields({"": int(value) if isinstance(value, float) else value}, {"": field})
         elif value is not None:
             found[field] = value
     _take(found, result, where)
@@ -167,11 +172,16 @@ def _fields(made: ast.Call, calls: Sequence[ast.Call], names: Names, result: Imp
     called = {whole}
     for name, values in names.assigned.items():
         called |= {name for each in values if each.value and _holder(ast.unparse(each.value), {whole})}
-    for call in calls:
-        holder, _, method = ast.unparse(call.func).rpartition(".")
-        if method in STARTS and _holder(holder, called):
-            given = names.value(call)
-            fields |= {"inputs": given.pop("0", None), **given, CLASS: _name(made)}
+    starts = [call for call in calls if isinstance(call.func, ast.Attribute) and call.func.attr in STARTS]
+    starts = [call for call in starts if _holder(ast.unparse(call.func).rpartition(".")[0], called)]
+    for call in starts:
+        given = names.value(call)
+        fields |= {"inputs": given.pop("0", None), **given, CLASS: _name(made)}
+    if len(starts) != 1:
+        lines = " and ".join(str(call.func.end_lineno) for call in starts)
+        taken = f"is started in lines {lines}: the last is taken"
+        what = taken if starts else "has no fit or train that is found: add its data to job.yaml"
+        names.notes.append((f"line {made.lineno}", f"{_name(made)} {what}"))
     for line, changed, method in sorted(names.changes):
         if name := _holder(changed, names.used | called):
             how = f" by {method}" if method else ""
@@ -190,36 +200,86 @@ def _holder(text: str, names: Iterable[str]) -> str:
 def _take(found: Mapping[str, Any], result: Imported, where: str) -> None:
     """Note what is neither a number nor a name."""
     for name, value in found.get("environment", {}).items():
-        result.take_variable(f"{where}: {name}", name, None if isinstance(value, Computed) else value)
+        result.take_variable(f"{where}: {name}", name, value if _is_known(value) else None)
     if "channels" in found:
         result.job["data"] = _data(found["channels"], result, where)
     single = "/training" if isinstance(result.job.get("data"), str) else ""
     result.paths = {f"/opt/ml/input/data{single}": "{data}", "/opt/ml/model": "{model}"}
     result.paths["/opt/ml/checkpoints"] = "{checkpoints}"
-    words: list[str] = []
-    for name, value in found.get("arguments", {}).items():
-        text = json.dumps(value) if isinstance(value, list | dict) else str(value)
-        words += ["-" * min(2, len(name)) + name, UNKNOWN if isinstance(value, Computed) else text]
+    strategy = _take_distribution(found.get("distribution") or {}, result, where)
+    folder = found.get("folder", ".")
+    result.folders.append(folder)
+    words = _words(found.get("arguments", {}))
     if "script" in found:
-        result.take_script(f"{(folder := found.get('folder', '.'))}/{found['script']}")
-        if "folder" in found and result.job["script"] != found["script"]:
-            result.note(f"{where}: source_dir", f"changed: --output {folder} makes that the job's folder")
+        result.take_script(found["script"])
     result.take_arguments(where, words)
-    distribution = found.get("distribution") or {}
-    program = distribution.get(CLASS) or next(iter(distribution), None)
-    options = distribution.get(program, distribution)
-    if "modelparallel" in str(distribution):
+    shell.settle(result, where, strategy=strategy)
+    if result.job.get("script", "").startswith(f"{PurePosixPath(folder)}/"):
+        result.note(f"{where}: source_dir", f"changed: --output {folder} makes that the job's folder")
+
+
+def _words(given: Mapping[str, Any]) -> list[str]:
+    """The hyperparameters as the script gets them."""
+    words: list[str] = []
+    for name, value in given.items():
+        text = json.dumps(value) if isinstance(value, list | dict) else str(value)
+        words += ["-" * min(2, len(name)) + name, text if _is_known(value) else UNKNOWN]
+    return words
+
+
+def _take_distribution(given: dict[str, Any], result: Imported, where: str) -> str | None:
+    """The strategy that is `given`; note how many processes it on a machine."""
+    enabled = _enabled(given)
+    if "modelparallel" in str(enabled):
         raise JobError(f"{result.file}: distribution is smdistributed.modelparallel, SageMaker's alone")
+    program = enabled.get(CLASS) or next(iter(enabled), None)
     if program == "smdistributed":
         result.note(f"{where}: distribution", "changed: smdistributed is torch_ddp, over NCCL or gloo")
+    strategy: str | None = TABLES["distributions"].get(program)
+    others = [name for name in enabled if name != program and CLASS not in enabled]
+    unread = [*others, *_unread(enabled.get(program, enabled))] if strategy else [program] if program else []
+    for path in unread:
+        result.note(f"{where}: distribution: {path}")
+    options = enabled.get(program, enabled)
     options = options if isinstance(options, dict) else {}
-    strategy, gpus = TABLES["distributions"].get(program), gpus_of(result.place.get("instance_type", "")) or 0
+    gpus = gpus_of(result.place.get("instance_type", "")) or 0
     usual = gpus if strategy == "torch_ddp" else 1
-    each = options.get("processes_per_host", options.get("process_count_per_node")) or usual or 1
-    result.says |= {"per_node": str(each), "gpus_node": str(gpus)}
+    count = next((options[name] for name in PROCESSES if options.get(name)), usual or 1)
+    result.says["per_node"] = UNKNOWN if isinstance(count, Computed) else str(count)
+    result.says["gpus_node"] = str(gpus)
     if strategy is None and result.says.get("nodes", "1") != "1":
         result.says["srun"] = ""  # several, of which nothing says how they co-operate
-    shell.settle(result, where, strategy=strategy)
+    return strategy
+
+
+def _enabled(tree: Any) -> Any:
+    """A distribution without what is not enabled."""
+    if not isinstance(tree, dict):
+        return tree
+    kept = {
+        name: _enabled(each)
+        for name, each in tree.items()
+        if not isinstance(each, dict) or each.get("enabled", True)
+    }
+    return {name: each for name, each in kept.items() if each or not tree[name]}
+
+
+def _unread(options: Any) -> Iterator[str]:
+    """The names of what a distribution says, too."""
+    for name, value in options.items() if isinstance(options, dict) else [(options, options)]:
+        if isinstance(value, dict):
+            yield from _unread(value)
+        elif isinstance(value, Computed) and name not in PROCESSES:
+            yield f"{name}, which is computed"
+        elif value is not None and name not in (CLASS, "enabled", *PROCESSES):
+            yield name
+
+
+def _is_known(value: Any) -> bool:
+    """Whether nothing in `value` is computed."""
+    if isinstance(value, dict):
+        return CLASS not in value and all(map(_is_known, value.values()))
+    return not isinstance(value, Computed) and (not isinstance(value, list) or all(map(_is_known, value)))
 
 
 def _data(inputs: Any, result: Imported, where: str) -> str | dict[str, str]:
@@ -229,10 +289,14 @@ def _data(inputs: Any, result: Imported, where: str) -> str | dict[str, str]:
     channels = inputs if isinstance(inputs, dict) and CLASS not in inputs else {"training": inputs}
     sources = {}
     for name, source in channels.items():
+        channel = f"{where}: channel {name}"
         while isinstance(source, dict):
-            source = next((source[key] for key in SOURCES if key in source), None)
+            key = next((key for key in SOURCES if key in source), None)
+            for path in left({each: source[each] for each in source if each not in (key, *CHANNEL)}, ""):
+                result.note(f"{channel}: {path}")
+            source = source.get(key)
         if not isinstance(source, str) or isinstance(source, Computed):
-            result.note(f"{where}: channel {name}", f"computed ({source}): say it in job.yaml")
+            result.note(channel, f"computed ({source}): say it in job.yaml")
             source = str(name)
         sources[name] = source.removeprefix("file://")
     return sources if channels is inputs else sources["training"]
