@@ -529,6 +529,35 @@ def test_what_a_fit_is_told_is_read_and_what_it_drops_is_named_without_secrets(t
     assert "abc" not in str(result)
 
 
+COMMAND = """ModelTrainer(source_code=SourceCode(source_dir="src", command="pip install x; %s --epochs 3"),
+             compute=Compute(instance_type="ml.g5.12xlarge", instance_count=2), hyperparameters={"a": 1}).train()"""
+COMMANDS = {
+    "torchrun --nproc_per_node 4 train.py": ("torch_ddp", None, 2, 4),
+    "torchrun --nnodes $SM_HOST_COUNT --nproc_per_node gpu train.py": ("torch_ddp", None, 2, 4),
+    "mpirun -np 4 python train.py": ("mpi", None, 2, 2),
+}
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_a_command_of_a_model_trainer_is_read_as_a_shell_file_is(command, described_by, tmp_path):
+    (tmp_path / "src").mkdir()
+    (tmp_path / "src" / "train.py").touch()
+    result = described_by("e.py", COMMAND % command)
+    assert tuple(result.job.get(name) for name in WORKERS) == COMMANDS[command]
+    assert (result.job["script"], result.job["arguments"]) == ("src/train.py", {"epochs": 3})
+    for said in ("--output src makes", "hyperparameters: dropped", "pip: dropped"):
+        assert said in "\n".join(result.notes)
+
+
+def test_hyperparameters_may_be_in_a_file_of_json(described_by, tmp_path):
+    text = f"PyTorch(entry_point='t.py', {PLACED}, hyperparameters='hp.json').fit()"
+    assert "no JSON is in hp.json" in "\n".join(described_by("e.py", text).notes)
+    (tmp_path / "hp.json").write_text('{"lr": 0.1, "api_key": "abc"}')
+    result = described_by("e.py", text)
+    assert result.job["arguments"] == {"lr": 0.1}
+    assert "abc" not in str(result)
+
+
 HYPERPARAMETERS = {
     'hp = {"a": 1}\nhp["b"] = 2\nhp': ({"a": 1}, "line 2: hp is changed here"),
     'hp = {"a": 1}\nhp.update({"b": 2})\nhp': ({"a": 1}, "line 2: hp is changed here by update"),

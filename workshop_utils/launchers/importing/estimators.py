@@ -206,20 +206,33 @@ def _take(found: Mapping[str, Any], result: Imported, where: str) -> None:
     single = "/training" if isinstance(result.job.get("data"), str) else ""
     result.paths = {f"/opt/ml/input/data{single}": "{data}", "/opt/ml/model": "{model}"}
     result.paths["/opt/ml/checkpoints"] = "{checkpoints}"
-    strategy = _take_distribution(found.get("distribution") or {}, result, where)
+    strategy = _take_distribution(found.get("distribution") or {}, "command" in found, result, where)
     folder = found.get("folder", ".")
     result.folders.append(folder)
-    words = _words(found.get("arguments", {}))
-    if "script" in found:
-        result.take_script(found["script"])
-    result.take_arguments(where, words)
-    shell.settle(result, where, strategy=strategy)
+    words = _words(found.get("arguments", {}), result, where)
+    if "command" in found:
+        if words:
+            result.note(f"{where}: hyperparameters", "dropped, since a command is not given them")
+        shell.read(found["command"], result, f"{where}: command", int(result.says.get("nodes", 1)), strategy)
+    else:
+        if "script" in found:
+            result.take_script(found["script"])
+        result.take_arguments(where, words)
+        shell.settle(result, where, strategy=strategy)
     if result.job.get("script", "").startswith(f"{PurePosixPath(folder)}/"):
         result.note(f"{where}: source_dir", f"changed: --output {folder} makes that the job's folder")
 
 
-def _words(given: Mapping[str, Any]) -> list[str]:
-    """The hyperparameters as the script gets them."""
+def _words(given: Any, result: Imported, where: str) -> list[str]:
+    """The hyperparameters, which may be in a file of JSON, as the script gets them."""
+    if isinstance(given, str):
+        try:
+            given = dict(json.loads((result.file.parent / given).read_text(encoding="utf-8")))
+        except (OSError, ValueError, TypeError):
+            result.note(
+                f"{where}: hyperparameters", f"not read: no JSON is in {given}; add them to arguments"
+            )
+            given = {}
     words: list[str] = []
     for name, value in given.items():
         text = json.dumps(value) if isinstance(value, list | dict) else str(value)
@@ -227,8 +240,8 @@ def _words(given: Mapping[str, Any]) -> list[str]:
     return words
 
 
-def _take_distribution(given: dict[str, Any], result: Imported, where: str) -> str | None:
-    """The strategy that is `given`; note how many processes it on a machine."""
+def _take_distribution(given: dict[str, Any], has_command: bool, result: Imported, where: str) -> str | None:
+    """The strategy that is `given`; note how many processes it has on a machine, unless a command says so."""
     enabled = _enabled(given)
     if "modelparallel" in str(enabled):
         raise JobError(f"{result.file}: distribution is smdistributed.modelparallel, SageMaker's alone")
@@ -245,7 +258,8 @@ def _take_distribution(given: dict[str, Any], result: Imported, where: str) -> s
     gpus = gpus_of(result.place.get("instance_type", "")) or 0
     usual = gpus if strategy == "torch_ddp" else 1
     count = next((options[name] for name in PROCESSES if options.get(name)), usual or 1)
-    result.says["per_node"] = UNKNOWN if isinstance(count, Computed) else str(count)
+    if strategy or not has_command:
+        result.says["per_node"] = UNKNOWN if isinstance(count, Computed) else str(count)
     result.says["gpus_node"] = str(gpus)
     if strategy is None and result.says.get("nodes", "1") != "1":
         result.says["srun"] = ""  # several, of which nothing says how they co-operate
