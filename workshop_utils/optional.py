@@ -73,5 +73,4 @@ def require(*extras: str) -> None:
 def sentence(*extras: str) -> str:
     """What is missing of `extras`, and what brings it."""
     lacking = [extra for extra in extras if missing(extra)]
-    way = f"`workshop install {' '.join(lacking)}`, or pip install 'workshop-utils[{','.join(lacking)}]'"
-    return f"{', '.join(missing(*lacking))} not installed: {way}"
+    return f"{', '.join(missing(*lacking))} not installed: `workshop install {' '.join(lacking)}` brings it"
