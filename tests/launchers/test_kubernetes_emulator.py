@@ -142,6 +142,26 @@ def test_the_deadline_of_the_manifest_ends_a_job_that_hangs(make_job):
         assert "was active longer than its activeDeadlineSeconds" in failure_of(run)
 
 
+def test_a_pod_that_failed_beside_the_master_s_success_is_named(make_job):
+    script = """
+    import os, time
+    rank, folder = int(os.environ["RANK"]), os.environ["WORKSHOP_CHECKPOINTS"]
+    if rank:
+        open(f"{folder}/failing", "w").close()
+        raise RuntimeError("the evaluation")
+    while not os.path.exists(f"{folder}/failing"):
+        time.sleep(0.01)
+    """
+    job = make_job(script, strategy="torch_ddp", workers=2, checkpoints="claim:mine")
+    with EmulatedKubernetes(kind="PyTorchJob").launch(job) as run:
+        run.wait(100)
+        (note,) = (line.text for line in run.logs(worker=job.name))
+    assert (
+        note
+        == f"pod {job.name}-worker-0 failed; the job has succeeded all the same, as the operator counts it"
+    )
+
+
 def test_leaving_the_block_ends_every_pod(make_job):
     job = make_job("import time\ntime.sleep(600)\n", strategy="torch_ddp", workers=2)
     with EmulatedKubernetes().launch(job) as run:
