@@ -113,6 +113,22 @@ def test_without_a_traceback_the_usage_of_the_script_or_its_last_lines_are_quote
     assert explanation("\n".join([*lines, MPIRUN])) == ("Its last lines", "\n".join(lines[-12:]) + "\n")
 
 
+@pytest.mark.parametrize(
+    ("error", "hint"),
+    [
+        ("ValueError: environment variable RANK expected, but not set", "--strategy torch_ddp starts"),
+        ("mpi4py.MPI.Exception: MPI_ERR_RANK: invalid rank", "--strategy mpi starts"),
+        (
+            "torch.distributed.DistNetworkError: port: 12355 EADDRINUSE, address in use",
+            "leave --strategy out",
+        ),
+    ],
+)
+def test_a_script_under_another_strategy_is_told_its_own(error, hint):
+    _, quoted = explanation(f'{HEADING}\n  File "a.py", line 1, in f\n    f()\n{error}\n')
+    assert hint in quoted
+
+
 # Ends of what scripts for Keras 2 say under Keras 3, by the file of the last frame.
 KERAS = "keras/src/utils/traceback_utils.py"
 HVD = f'{KERAS}", line 2, in g\n    g()\n  File "/packages/horovod/_keras/callbacks.py'

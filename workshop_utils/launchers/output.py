@@ -35,6 +35,10 @@ HINTS = {
     "Keras cannot be imported": "TF_USE_LEGACY_KERAS asks for Keras 2, which `workshop install tf-keras` brings.",
     r"operator torchvision::\w+ does not exist": "This torchvision fits another PyTorch, for CUDA or for CPUs alone: "
     "`workshop install torchvision` finds the right one where it reaches PyTorch's own index.",
+    r"environment variable (RANK|WORLD_SIZE|MASTER_ADDR) expected": "--strategy torch_ddp starts the script as "
+    "torchrun would.",
+    "MPI_ERR_RANK: invalid rank": "--strategy mpi starts the script as mpirun would.",
+    "EADDRINUSE": "A script that starts its own processes, by mp.spawn, is one worker: leave --strategy out.",
     r"error: unrecognized arguments: .*\b(True|False|None)\b": "In `arguments`, a bare flag is written `name:` with "
     "nothing after it, or as a word in a list, such as `[--name]`.",
 }
