@@ -97,7 +97,7 @@ class ProcessGroup:
         self._control: BinaryIO = os.fdopen(control_writer, "wb", buffering=0)
         specification = {
             "owner": os.getpid(),
-            "processes": [_answering(asdict(process)) for process in processes],
+            "processes": [_prepared(asdict(process), scratch) for process in processes],
             "timeout_seconds": timeout_seconds,
             "scratch": str(scratch),
             "files": files,
@@ -274,10 +274,13 @@ class ProcessRun(Run):
         return f"{self.name} failed: {who} {output.how(code)}{others}. {output.explained(self, [name], code)}"
 
 
-def _answering(process: dict[str, Any]) -> dict[str, Any]:
-    """`process` with a variable by which Python programs come to answer where they stand."""
+def _prepared(process: dict[str, Any], scratch: Path) -> dict[str, Any]:
+    """`process` with variables by which Python answers where it stands, and MPI leaves nothing in /dev/shm."""
     paths = filter(None, [str(AT_START), process["environment"].get("PYTHONPATH")])
-    return {**process, "environment": {**process["environment"], "PYTHONPATH": os.pathsep.join(paths)}}
+    variables = {"PYTHONPATH": os.pathsep.join(paths)}
+    if Path(process["argv"][0]).name != "mpirun":  # which removes its ranks' segments; those without it stay
+        variables["OMPI_MCA_btl_sm_backing_directory"] = str(scratch)
+    return {**process, "environment": {**process["environment"], **variables}}
 
 
 def _environment_of(process: psutil.Process) -> str:
