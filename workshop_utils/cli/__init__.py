@@ -80,6 +80,7 @@ def launch(
 ) -> None:
     """Launch a job and show what its workers print and report. The words after -- go to the script as they are."""
     from workshop_utils.jobs import SHELL_SUFFIXES, JobError, TrainingJob
+    from workshop_utils.jobs.imports import meeting_doubt, mpi_doubt
     from workshop_utils.launchers.targets import launcher_for
     from workshop_utils.network import Network
 
@@ -118,6 +119,10 @@ def launch(
     launcher = launcher_for(
         on, config, Network.parse(network) if network is not None else None, emulated_device
     )
+    if on != "local":  # which says so itself
+        is_one = described.workers == 1 or described.nodes == 1
+        for doubt in filter(None, (mpi_doubt(described), "" if is_one else meeting_doubt(described))):
+            typer.echo(f"warning: {doubt}", err=True)
     if render:
         typer.echo(repr(launcher.render(described)))
         return

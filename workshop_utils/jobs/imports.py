@@ -92,6 +92,29 @@ def loopback_addresses(job: TrainingJob) -> list[str]:
     return found
 
 
+def mpi_doubt(job: TrainingJob) -> str:
+    """That MPI's ranks are not joined, in a sentence; "" if they are, or if there is one."""
+    if (
+        job.workers == 1
+        or job.strategy == "mpi"
+        or "mpi4py" not in packages(imported(job.script_path, always=True))
+    ):
+        return ""
+    return f"{job.program} imports mpi4py, and under {job.strategy} each worker is rank 0 of 1: take --strategy mpi"
+
+
+def meeting_doubt(job: TrainingJob) -> str:
+    """That processes on several hosts would not meet where `job` has them meet, in a sentence; "" if they may."""
+    where = " and ".join(loopback_addresses(job))
+    variables = "MASTER_ADDR and MASTER_PORT (in arguments, {master_addr} and {master_port})"
+    if job.strategy in ("multi_worker_mirrored", "parameter_server"):
+        variables = "TF_CONFIG"
+    return where and (
+        f"{where}: an address of a process's own host, where those of other hosts cannot be reached; meet at the one "
+        f"in {variables}"
+    )
+
+
 def _loopback_lines(node: ast.AST, given: set[str], statement: str = "") -> Iterator[int]:
     """The lines in `node`, which belongs to `statement`, with such an address; `given` are the job's flags."""
     name, texts = type(node).__name__, set[object]()

@@ -207,3 +207,35 @@ def test_words_that_are_merged_into_a_job_yaml_are_read_as_yaml(make_job):
     folder = make_job("").folder
     (folder / "job.yaml").write_text("name: a\nstrategy: single\n<<: {arguments: [a, 1.10]}\n")
     assert TrainingJob.load(folder).command_line_arguments == ["a", "1.1"]
+
+
+@pytest.mark.processes
+@pytest.mark.usefixtures("nothing_is_left")
+def test_mpi_without_mpirun_is_warned_of_and_leaves_no_shared_memory(make_job):
+    job = make_job("from mpi4py import MPI\nprint(MPI.COMM_WORLD.size)", strategy="torch_ddp", workers=2)
+    run = Local().launch(job).wait(60)
+    assert (
+        run.warning
+        == "train.py imports mpi4py, and under torch_ddp each worker is rank 0 of 1: take --strategy mpi"
+    )
+    assert [line.text for line in run.logs()] == ["1", "1"]
+
+
+@pytest.mark.parametrize(("nodes", "warned"), [([], True), (["--nodes", "1"], False)])
+def test_an_address_of_one_host_is_warned_of_on_targets_with_several(nodes, warned, make_job):
+    (script := make_job("").folder / "train.py").write_text(
+        "init_process_group(init_method='tcp://127.0.0.1:29511')"
+    )
+    words = [
+        "launch",
+        str(script),
+        "--strategy",
+        "torch_ddp",
+        "--workers",
+        "2",
+        "--on",
+        "kubernetes",
+        "--render",
+    ]
+    done = CliRunner().invoke(cli.app, [*words, *nodes])
+    assert ("warning: train.py, line 1: an address of a process's own host" in done.stderr) == warned

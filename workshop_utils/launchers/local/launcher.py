@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TypeVar
 
 from workshop_utils.jobs import JobError, TrainingJob
-from workshop_utils.jobs.imports import loopback_addresses
+from workshop_utils.jobs.imports import meeting_doubt, mpi_doubt
 from workshop_utils.launchers import output
 from workshop_utils.launchers.local import warm
 from workshop_utils.launchers.local.environment import (
@@ -174,7 +174,8 @@ class Local:
             )
             for spec, variables in zip(starting, added, strict=True)
         )
-        doubts = [] if imports else [keras_doubt(job), _unslowed(job, links, specs) if self.network else ""]
+        doubts = [] if imports else [keras_doubt(job), mpi_doubt(job)]
+        doubts += [_unslowed(job, links, specs)] if self.network and not imports else []
         return LocalRequest(
             job,
             scratch,
@@ -266,13 +267,8 @@ def _unslowed(job: TrainingJob, links: _Links, specs: Sequence[ProcessSpec]) -> 
     """Why the links of a run may not do what they are for, in a sentence; "" if nothing speaks against it."""
     if sum(spec.runs_script for spec in specs) == 1:
         return "this run has one worker, so it uses no link; processes that a worker starts share its place"
-    where = " and ".join(loopback_addresses(job)) if links.cables else ""
-    torchs = "MASTER_ADDR and MASTER_PORT (in arguments, {master_addr} and {master_port})"
-    variables = "TF_CONFIG" if "TF_CONFIG" in specs[-1].environment else torchs
-    return where and (
-        f"{where}: an address of a process's own host, and with a network each process has a host of its own, where "
-        f"the others cannot be reached; meet at the one in {variables}"
-    )
+    doubt = meeting_doubt(job) if links.cables else ""
+    return doubt and f"with a network each process has a host of its own; {doubt}"
 
 
 def _with_device(argv: Sequence[str]) -> tuple[str, ...]:
