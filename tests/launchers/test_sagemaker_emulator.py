@@ -114,7 +114,8 @@ def test_torchrun_starts_the_ranks_of_each_host_as_the_sdk_s_driver_has_it(make_
     assert met == 4
     torch.distributed.destroy_process_group()
     channels, host = json.loads(os.environ["SM_CHANNELS"]), os.environ["SM_CURRENT_HOST"]
-    found = [here.rank, here.world_size, here.local_world_size, host, channels, sys.argv[1:], str(here.model_folder)]
+    folders = [str(here.model_folder), os.environ["TMPDIR"]]
+    found = [here.rank, here.world_size, here.local_world_size, host, channels, sys.argv[1:], *folders]
     sys.stdout.write(f"FOUND {json.dumps(found)}\\n")  # whole: two ranks share a pipe
     """
     fields = {"arguments": {"flag": True, "text": 'it\'s "one"'}, "environment": {"PYTHONPATH": "/mine"}}
@@ -124,7 +125,8 @@ def test_torchrun_starts_the_ranks_of_each_host_as_the_sdk_s_driver_has_it(make_
     assert len([text for text in lines if text.startswith(command)]) == 2
     found = sorted(json.loads(text.removeprefix("FOUND ")) for text in lines if text.startswith("FOUND "))
     assert [each[:4] for each in found] == [[rank, 4, 2, f"algo-{1 + rank // 2}"] for rank in range(4)]
-    for *_, channels, words, model in found:
+    assert len({each[-1] for each in found}) == 2  # hosts share no temporary folder
+    for *_, channels, words, model, _ in found:
         assert channels == ["training", "code", "sm_drivers"]
         assert words == ["--flag", "True", "--text", 'it\'s "one"']
         assert model.endswith("/opt/ml/model")

@@ -226,6 +226,7 @@ def start(request: Request, checkpoints: Path | None = None) -> EmulatedRun:
         code = root / ("input/data/code" if submission.driver else "code")
         config, variables = toolkit.container(request, host, str(root))
         files |= {f"{host}/opt/ml/input/config/{name}": text for name, text in config.items()}
+        files[f"{host}/tmp/.keep"] = ""
         if submission.driver:
             files |= _drivers(request, host, str(root))
             command = _driver_command(submission.driver, root, at[TORCHRUN_STORE])
@@ -253,7 +254,7 @@ def start(request: Request, checkpoints: Path | None = None) -> EmulatedRun:
             **{name: text.replace("/opt/ml", str(root)) for name, text in submission.environment.items()},
             "PATH": f"{Path(sys.executable).parent}{os.pathsep}{inherited['PATH']}",  # torchrun is there
             "PYTHONPATH": os.pathsep.join(filter(None, paths)),
-            "TMPDIR": str(scratch),
+            "TMPDIR": str(own / "tmp"),
             "TRAINING_JOB_NAME": submission.name,
             **variables,
         }
