@@ -161,6 +161,52 @@ def test_what_is_quoted_stays_one_word_as_it_is_written(text, described_by):
     assert "kept as it is" not in str(result.notes)
 
 
+# What a file says, what becomes of it, and a line that says so; no line where that starts with "-".
+SAID = {
+    "python prepare.py --out d\nsrun python train.py": ({}, "line 1: python prepare.py: dropped, since line 2"),
+    "srun python train.py\npython -m after": ({}, "line 2: python -m after: dropped, since line 1 starts"),
+    "python -m torch.distributed.launch train.py 1": ({"arguments": ["--local-rank={local_rank}", 1]}, "is given --lo"),
+    "python -m torch.distributed.launch --use_env train.py 1": ({"arguments": [1]}, "-is given"),
+    "deepspeed --num_gpus=2 train.py": ({"arguments": ["--local_rank={local_rank}"], "workers": 2}, "-gpu: 2 are"),
+    "deepspeed --no_local_rank train.py": ({"arguments": {}}, "-local-rank"),
+    "mpirun -np 2 python train.py --no horovod": ({"strategy": "mpi"}, "-guess"),
+    "srun apptainer exec --nv a.sif torchrun train.py": ({}, "changed: runs in the host's Python, not in a.sif"),
+    "python other/train.py": ({"script": "train.py"}, "other/train.py: changed: it is train.py"),
+    "E=3\nif a; then\nE=1\nfi\npython train.py $E": ({"arguments": [1]}, "line 5: E: changed: it is set in a branch"),
+    "E=3\ncase $E in\n3) F=$E;;\nesac\nG=$F\npython train.py $G": ({"arguments": [3]}, "line 6: G: changed"),
+    "[ -n x ] && E=1\nE=3\npython train.py $E": ({"arguments": [3]}, "-branch"),
+    "#SBATCH -N 2\necho\n#SBATCH -N 3\nsrun python train.py": ({"workers": 2}, "line 3: #SBATCH: dropped"),
+    "srun -W 60 -n 2 python train.py": ({"workers": 2}, "srun W: dropped"),
+    "#SBATCH --export=ALL,A=1\nsrun --export=B=2 python train.py": ({"environment": {"A": "1", "B": "2"}}, "ALL: dr"),
+    "docker ps --format '{{.Names}}'\r\npython train.py \\\r\n 1\r\n": ({"arguments": [1]}, "docker: dropped"),
+    "#SBATCH -N 1\nconda run -n env python train.py": ({"script": "train.py"}, "conda n: dropped"),
+    "srun timeout 3h torchrun --nproc_per_node=2 train.py": ({"workers": 2}, "timeout 3h: dropped"),
+    "numactl -N 0 -l taskset -c 0-3 python train.py 1": ({"arguments": [1]}, "taskset 0-3: dropped"),
+    "uv run train.py 1": ({"script": "train.py", "arguments": [1]}, "-1"),
+    "C='python train.py \"a b\"'\neval \"$C\"": ({"arguments": ["a b"]}, "-dropped"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("text", SAID)
+def test_what_a_line_is_read_as_is_said_where_it_is_not_plain(text, described_by):
+    result, (fields, said) = described_by("run.sh", text, "import mpi4py"), SAID[text]
+    assert fields.items() <= {"arguments": {}, **result.job}.items()
+    assert (said.lstrip("-") in "\n".join(result.notes)) != said.startswith("-"), result.notes
+
+
+@pytest.mark.parametrize(
+    "text", ["python train.py --n {{ n }}", "#SBATCH -N {{ n }}", "N={{ n }}", "{% if n %}"]
+)
+def test_a_template_is_refused_where_what_it_stands_for_is_used(text, described_by):
+    with pytest.raises(JobError, match="line 1: it is a template"):
+        described_by("run.sh", text)
+
+
+def test_a_refusal_names_the_programs_that_are_not_known(described_by):
+    with pytest.raises(JobError, match=r"no training.*unknown: docker in line 2, \./all\.sh in line 3$"):
+        described_by("run.sh", "echo\ndocker run x python train.py\n./all.sh")
+
+
 def test_a_variable_that_the_file_exports_is_the_scripts_though_the_file_uses_it(described_by):
     result = described_by("run.sh", "export DATA=/d\nexport OUT=$DATA/out\nA=1\nexport A\npython train.py")
     assert result.job["environment"] == {"DATA": "/d", "OUT": "/d/out", "A": "1"}

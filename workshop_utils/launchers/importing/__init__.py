@@ -37,7 +37,8 @@ def import_file(file: Path, folder: Path | None = None) -> str:
         JobError: if it is of no known kind, is a template, describes no job or two, or one of both is there already;
             nothing has been written then.
     """
-    results = [read(file, each) for each in ((file.parent, Path()) if folder is None else (folder,))]
+    folders = (file.parent, Path()) if folder is None else (folder,)
+    results = [read(file, each) for each in {each.resolve(): each for each in folders}.values()]
     result = next(filter(_has_script, results), results[0])
     texts = {"job.yaml": _text(result.job, f"Imported from {file.name}.", TrainingJob.model_fields)}
     if result.place:
@@ -66,15 +67,13 @@ def read(file: Path, folder: Path) -> Imported:
 
     if not file.is_file():
         raise JobError(f"there is no file {file}; name a manifest, a shell file, or Python with an estimator")
-    text = file.read_bytes()[:READ_AT_MOST].decode(errors="replace")
+    text = file.read_bytes()[:READ_AT_MOST].decode(errors="replace").replace("\r\n", "\n")
     if not text.strip() or UNKNOWN in text:
         raise JobError(f"{file} {'holds no text' if text.strip() else 'is empty'}: nothing is to be imported")
     reader: Any = estimators
     if file.suffix != ".py":
         is_manifest = re.search(r"^kind:", text, re.MULTILINE) or file.suffix in (".yaml", ".yml", ".json")
-        if template := re.search(
-            r"\{\{|\{%|:\s+\"?\$\{?\w+\}?\"?$" if is_manifest else r"\{\{|\{%", text, re.MULTILINE
-        ):
+        if is_manifest and (template := re.search(r"\{\{|\{%|:\s+\"?\$\{?\w+\}?\"?$", text, re.MULTILINE)):
             line = text.count("\n", 0, template.start()) + 1
             advice = "import what is rendered, such as what helm template or envsubst prints"
             raise JobError(f"{file}, line {line}: it is a template, with {template[0].strip(': ')}; {advice}")

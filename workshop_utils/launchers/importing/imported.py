@@ -62,11 +62,13 @@ class Imported:
                 value = path.rpartition(".")[2] if value == {} else value  # such as `volcano: {}`
                 fields.setdefault(name, str(value) if fields is self.says else value)
 
-    def take_script(self, path: str) -> None:
+    def take_script(self, path: str, where: str = "") -> None:
         """Take the script at `path`, if it lies below the folder, or else one of that name beside job.yaml."""
         paths = [PurePosixPath(folder, path).as_posix() for folder in reversed(self.folders)]
         here = (path for path in paths if path[0] not in "./" and (self.folder / path).is_file())
-        self.job["script"] = next(here, PurePosixPath(path).name)
+        self.job["script"] = script = next(here, PurePosixPath(path).name)
+        if where and script not in paths:
+            self.note(f"{where}: {path}", f"changed: it is {script}, beside job.yaml")
 
     def take_variable(self, where: str, name: str, value: Any, is_secret: bool = False) -> None:
         """Take a variable for the script, if its value is known, unless launchers set it or it may be a secret."""

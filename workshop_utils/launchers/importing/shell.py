@@ -36,6 +36,7 @@ ESCAPED = AS_MEANT | {stand_in: f"\\{sign}" for stand_in, sign in AS_MEANT.items
 IN_NAMES = {sign: stand_in for sign, stand_in in STAND_INS.items() if chr(sign) not in "${}*"}
 SPACE = chr(STAND_INS[ord(" ")])
 SPACES = {STAND_INS[ord(sign)]: " " for sign in " \t\n"}
+BRANCHES = {"if": 1, "fi": -1, "case": 1, "esac": -1}
 LINE = re.compile(f"[\n{GONE}{chr(STAND_INS[10])}]")
 _INNER = r"\((?:[^()]|\((?:[^()]|\([^()]*\))*\))*\)"
 _ANY = r"[^{}]*(?:\{[^{}]*\}[^{}]*)*"
@@ -68,13 +69,20 @@ def read(text: str, result: Imported, where: str = "", nodes: int = 0, strategy:
     Raises:
         JobError: if that is no training, or more than one.
     """
-    starts = list(_Shell(result, where).starts(text))
-    starts = [each for each in starts if {"strategy", "srun"} & each.says.keys()] or starts
-    if len(starts) != 1:
-        places = " and ".join(each.place for each in starts)
-        held = f"{len(starts)} jobs, in {places}" if starts else "no training"
-        raise JobError(f"{result.file}: it starts {held}; it must start one, by {KNOWN}")
-    ((place, words, result.says),) = starts
+    shell = _Shell(result, where)
+    starts = list(shell.starts(text))
+    main = [each for each in starts if {"strategy", "srun"} & each.says.keys()] or starts
+    if len(main) != 1:
+        held = f"{len(main)} jobs, in {' and '.join(each.place for each in main)}" if main else "no training"
+        unknown = f"; unknown: {', '.join(shell.unknown[-3:])}" if shell.unknown and not main else ""
+        raise JobError(f"{result.file}: it starts {held}; it must start one, by {KNOWN}{unknown}")
+    (start,) = main
+    place, words, result.says, _ = start
+    for index, each in enumerate(starts):
+        if each is not start:
+            when = "before" if index < starts.index(start) else "afterwards"
+            why = f"dropped, since {place} starts the workers: run it {when}"
+            result.note(f"{each.place}: python {each.script}", why)
     for word in filter(EXPANDED.search, words):
         result.note(f"{place}: {as_meant(word)}", "kept as it is written: no shell replaces it here")
     take_command(list(map(as_meant, words)), result, place)
@@ -82,27 +90,44 @@ def read(text: str, result: Imported, where: str = "", nodes: int = 0, strategy:
 
 
 class Start(NamedTuple):
-    """A command that starts a script of Python's: its words, with stand-ins, and what has been said of the workers."""
+    """A command that starts a script or module: its words, with stand-ins, and what is said of the workers."""
 
     place: str
     words: list[str]
     says: dict[str, str]
+    script: str
 
 
 class _Shell:
-    """A shell that starts nothing, and notes in `result` what it reads."""
+    """A shell that starts nothing, and notes in `result` what it reads.
 
-    def __init__(self, result: Imported, where: str) -> None:
-        self.result, self.where = result, where
+    Attributes:
+        branched: the variables whose values depend on a condition; `used` are those in the current command.
+        unknown: programs that are not known.
+    """
+
+    def __init__(self, result: Imported, where: str, unknown: list[str] | None = None) -> None:
+        self.result, self.where, self.has_begun = result, where, False
         known = result.job.get("environment", {})
         self.variables = WORDS | {name: value.translate(STAND_INS) for name, value in known.items()}
+        self.branched: set[str] = set()
+        self.used: set[str] = set()
+        self.unknown = [] if unknown is None else unknown
 
     def starts(self, text: str) -> Iterator[Start]:
         """The commands of `text` that start Python's scripts."""
-        for line, raw in _commands(text, self.result):
+        for line, raw, is_branch in _commands(text, self.result):
             place = f"{self.where}: line {line}".removeprefix(": ")
-            if words := [each for word in raw for each in self.words(word, place)]:
+            self.used.clear()
+            words = [each for word in raw for each in self.words(word, place)]
+            name = "".join(words[:1])
+            if name == "#SBATCH":
+                self.take_options(place, list(map(as_meant, words)))
+            elif name in ("export", "declare", "local", "readonly") or all(map(ASSIGNMENT.fullmatch, words)):
+                self.assign(place, words, is_branch)
+            else:
                 yield from self.command(place, raw, words)
+            self.has_begun |= name != "#SBATCH"
 
     def words(self, word: str, place: str) -> list[str]:
         """The words that `word` becomes: several, if it holds a variable that is not quoted, or all of a list."""
@@ -124,6 +149,7 @@ class _Shell:
         def value_of(found: re.Match[str]) -> str:
             quoted = is_quoted or found.string[: found.start()].endswith(QUOTED)
             value = self.variables.get(found[2] or "", UNKNOWN)
+            self.used |= self.branched & {found[2]}
             if found[3] and value in ("", UNKNOWN):
                 return self.expanded(found[3], quoted)
             if value.startswith(ITEM):
@@ -137,25 +163,43 @@ class _Shell:
         """Take what one command says; it, if it starts a script."""
         result, meant = self.result, list(map(as_meant, words))
         name = meant[0]
+        _refuse_template(result, place, meant[:1])
         trial = Imported(result.file, result.folder, result.target, says=dict(result.says))
-        if name == "#SBATCH":
-            _take_options(place, meant[1:], result, self.variables)
-        elif name in ("export", "declare", "local", "readonly") or all(map(ASSIGNMENT.fullmatch, words)):
-            self.assign(place, words)
-        elif name in TABLES["sets_up"] and result.target == "slurm":
+        if name in TABLES["sets_up"] and result.target == "slurm" and meant[1:2] != ["run"]:
             self.set_up(f"{place}: {name}", raw)
         elif code := take_command(list(meant), trial, place):
+            self.say_branches(place)
             outer, result.says = result.says, trial.says
-            yield from _Shell(result, place).starts(code)
+            yield from _Shell(result, place, self.unknown).starts(code)
             result.says = outer
         elif "script" in trial.job or trial.job.get("module", "pip").partition(".")[0] not in TABLES["tools"]:
-            yield Start(place, words, trial.says)
+            _refuse_template(result, place, meant)
+            self.say_branches(place)
+            script = trial.job.get("script") or f"-m {trial.job['module']}"
+            yield Start(place, words, trial.says, script)
         elif name == "cd" and (result.folder / meant[-1]).is_dir():
             result.folders.append(meant[-1])
             result.note(f"{place}: cd", f"changed: the job runs in its own folder, not in {meant[-1]}")
         else:
+            program = name.partition("=")[0]
             what = "changed: what it repeats is run once" if name in TABLES["loops"] else "dropped"
-            result.note(f"{place}: {name.partition('=')[0]}", what)
+            result.note(f"{place}: {program}", what)
+            self.unknown += [f"{program} in {place}"] if program not in TABLES["idle"] else []
+
+    def say_branches(self, place: str) -> None:
+        """Name the variables of this command that a condition sets."""
+        for name in sorted(self.used):
+            if UNKNOWN not in (value := as_meant(self.variables[name])):
+                what = f"changed: it is set in a branch, and the last value, {value}, is taken"
+                self.result.note(f"{place}: {name}", what)
+
+    def take_options(self, place: str, words: list[str]) -> None:
+        """Take a line of sbatch's options, which Slurm reads before the first command."""
+        _refuse_template(self.result, place, words)
+        if self.has_begun:
+            self.result.note(f"{place}: #SBATCH", "dropped, since Slurm reads none after the first command")
+        else:
+            _take_options(place, words[1:], self.result, self.variables)
 
     def set_up(self, where: str, raw: list[str]) -> None:
         """Take a line for place.yaml's setup, with the values of the file's own variables."""
@@ -176,21 +220,26 @@ class _Shell:
         if "activate" in line:
             self.result.note(where, "in setup: name its Python in place.yaml, too, as python")
 
-    def assign(self, place: str, words: list[str]) -> None:
+    def assign(self, place: str, words: list[str], is_branch: bool) -> None:
         """Take the variables that a command sets; those that it exports are the script's, too."""
-        is_exported = words[0] == "export" or words[:2] == ["declare", "-x"]
+        _refuse_template(self.result, place, list(map(as_meant, words)))
+        is_exported = words[:1] == ["export"] or words[:2] == ["declare", "-x"]
+        is_branch |= bool(self.used)
         for word in words:
             if found := ASSIGNMENT.fullmatch(word.lstrip(QUOTED)):
                 name, sign, value = found.groups()
                 value = self.variables.get(name, "") + value if sign == "+=" else value
                 if UNKNOWN not in value or "{" not in self.variables.get(name, ""):
                     self.variables[name] = UNKNOWN if SECRET.search(name) else value
+                self.branched = self.branched | {name} if is_branch else self.branched - {name}
             elif is_exported and word in self.variables:
                 name, value = word, self.variables[word]
             else:
                 continue
             if is_exported:
                 self.result.take_variable(f"{place}: {name}", name, as_meant(value))
+                self.used = self.branched & {name}
+                self.say_branches(place)
 
 
 def as_meant(text: str) -> str:
@@ -198,21 +247,34 @@ def as_meant(text: str) -> str:
     return text.translate(AS_MEANT)
 
 
-def _commands(text: str, result: Imported) -> Iterator[tuple[int, list[str]]]:
-    """The commands of `text` in words, with stand-ins, and the number of the line."""
+def _refuse_template(result: Imported, place: str, words: list[str]) -> None:
+    if template := re.search(r"\{\{|\{%", " ".join(words)):
+        advice = "import what is rendered, such as what helm template or envsubst prints"
+        raise JobError(f"{result.file}, {place}: it is a template, with {template[0]}; {advice}")
+
+
+def _commands(text: str, result: Imported) -> Iterator[tuple[int, list[str], bool]]:
+    """The commands of `text`: number of the line, words with stand-ins, whether a condition decides about it."""
     text = SHELL.sub(_stand_in, text)
     text = CONTINUED.sub(lambda each: each[0].replace("\\\n", " ") + "\n" * each[0].count("\\\n"), text)
     text = LIST.sub(_items, REDIRECTED.sub("", text))
     lexer = shlex.shlex(text, posix=True, punctuation_chars=SEPARATORS)
     lexer.whitespace, lexer.whitespace_split, lexer.commenters, line = " \t\r", True, "", 1
+    depth, before, name = 0, "", ""
     try:
         for is_separator, words in groupby(lexer, lambda word: word != "" and not set(word) - {*SEPARATORS}):
             command = list(words)
             line, start = line + sum(len(LINE.findall(word)) for word in command), line
+            if is_separator:
+                before = command[-1]
+                continue
             while command and command[0] in TABLES["keywords"]:
-                del command[0]
-            if command and not is_separator:
-                yield start, [word.replace(GONE, "") for word in command]
+                depth += BRANCHES.get(command.pop(0), 0)
+            is_branch = depth > 0 or before == "||" or (before == "&&" and name in ("[", "[[", "test"))
+            name = "".join(command[:1])
+            depth += BRANCHES.get(name, 0)
+            if command:
+                yield start, [word.replace(GONE, "") for word in command], is_branch
     except ValueError:
         raise JobError(f"{result.file}: a quotation is not closed, from line {line} on") from None
 
@@ -242,12 +304,23 @@ def _take_options(place: str, words: list[str], result: Imported, variables: dic
     for name, value in options_of(words, COMMANDS["sbatch"]):
         option = f"-{name} {value}" if len(name) == 1 else f"--{name}={value}" if value else f"--{name}"
         field = COMMANDS["sbatch"]["fields"].get(name, "")
-        if why := next((why for why, names in TABLES["not_taken"].items() if name in names), ""):
+        if field == "variables":
+            _take_exported(place, value, result)
+        elif why := next((why for why, names in TABLES["not_taken"].items() if name in names), ""):
             result.note(f"{place}: {option.split('=')[0]}", f"dropped, since {why}")
         elif not field or value == "0" or re.search(r"(^|:)(?!gpu)[a-z]\w*:\d", value):  # a model of GPU
             result.place.setdefault("options", []).append(option.strip())
         variables |= dict.fromkeys(TABLES["slurm"].get(field, ()), value)
         result.says |= {field: _as_ours(field, value)} if field else {}
+
+
+def _take_exported(where: str, value: str, result: Imported) -> None:
+    """Take what `--export` of Slurm's gives to the script."""
+    for each in value.split(","):
+        if assigned := ASSIGNMENT.fullmatch(each):
+            result.take_variable(f"{where}: {assigned[1]}", assigned[1], assigned[3])
+        else:
+            result.note(f"{where}: --export {each}", "dropped, since our script says it")
 
 
 def _as_ours(field: str, text: str) -> str:
@@ -266,7 +339,11 @@ def _as_ours(field: str, text: str) -> str:
 def options_of(words: list[str], program: Mapping[str, Any]) -> list[tuple[str, str]]:
     """Take from `words` the options with which they begin: names, with "-" for "_", and values."""
     options: list[tuple[str, str]] = []
-    flags, pairs, name = program.get("flags", ()), program.get("pairs", ()), ""
+    flags, pairs, name = (
+        {*program.get("flags", ()), *program.get("more_flags", ())},
+        program.get("pairs", ()),
+        "",
+    )
     while words and re.match("-+[^-]", words[0]) and name not in program.get("last", ()):
         word = re.sub(r"^(-[A-Za-z])(?=\d)", r"\1=", words.pop(0))
         name, equals, value = word.lstrip("-").partition("=")
@@ -293,6 +370,10 @@ def take_command(words: list[str], result: Imported, where: str) -> str:
             words = words[1:]
         elif name in ("sh", "bash") and re.fullmatch("-[a-z]*c", "".join(words[1:2])):
             return "".join(words[2:3])
+        elif name == "eval":
+            return " ".join(words[1:])
+        elif name.endswith(".py"):
+            words = ["python", *words]
         elif name in COMMANDS:
             words = _inside(name, words[1:], result, where)
         else:
@@ -315,6 +396,8 @@ def _inside(name: str, words: list[str], result: Imported, where: str) -> list[s
         field = program.get("fields", {}).get(option)
         if field == "variable" and (assigned := ASSIGNMENT.fullmatch(value)):
             result.take_variable(f"{where}: {assigned[1]}", assigned[1], assigned[3])
+        elif field == "variables":
+            _take_exported(where, value, result)
         elif field == "nodes" and is_inside and not value.isdecimal():
             result.note(f"{where}: {name} {option} {value}", f"changed: Slurm gives {says.get('nodes') or 1}")
         elif field:
@@ -323,7 +406,9 @@ def _inside(name: str, words: list[str], result: Imported, where: str) -> list[s
             result.note(f"{where}: {name} {option}", "dropped, since the launcher sees to it")
         elif option not in program.get("flags", ()):
             result.note(f"{where}: {name} {option}")
-    del words[: program.get("skips", 0)]
+    for word in words[: program.get("skips", 0)]:
+        what = f"changed: runs in the host's Python, not in {word}" if program.get("image") else "dropped"
+        result.note(f"{where}: {name} {words.pop(0)}", what)
     if says.get("module") == "":  # after a flag the name stands where a script would
         says["module"] = "".join(words[:1])
         del words[:1]
@@ -338,7 +423,10 @@ def _inside(name: str, words: list[str], result: Imported, where: str) -> list[s
     if module:
         result.job["module"] = module
     elif words:
-        result.take_script(words.pop(0))
+        result.take_script(words.pop(0), where)
+    if (added := program.get("adds")) and "adds-nothing" not in says:
+        words = [added, *words]
+        result.note(f"{where}: {name}", f"changed: the script is given {added}, as {name} does")
     result.take_arguments(where, words)
     return []
 
@@ -369,9 +457,9 @@ def settle(result: Imported, where: str, nodes: int = 0, strategy: str | None = 
     unread = says.get("tasks") or says.get("per_node")
     if unread and not {"tasks", "per_node"} & count.keys():
         on_node = gpus or 1  # what torchrun's "gpu" means
-        result.note(
-            where, f"the workers on a node are {unread.replace(UNKNOWN, 'computed')}: {on_node} are taken"
-        )
+        if unread not in ("gpu", "auto") or not gpus:
+            what = unread.replace(UNKNOWN, "computed")
+            result.note(where, f"the workers on a node are {what}: {on_node} are taken")
     total = count.get("tasks", nodes * on_node)
     if strategy is None and "srun" not in says:
         if nodes > 1 and "pods" in says:
@@ -381,8 +469,9 @@ def settle(result: Imported, where: str, nodes: int = 0, strategy: str | None = 
     if strategy is None and total > 1:
         strategy = next((name for module, name in STRATEGY_OF.items() if module in uses), "torch_ddp")
         result.note(where, f"nothing says how the workers co-operate; strategy {strategy} is a guess")
-    about = f"{uses} {result.place.get('image')} {job.get('arguments')}"
-    if strategy == "mpi" and "horovod" in about and "mpi4py" not in says:
+    about = f"{result.place.get('image')} {job.get('arguments')}"
+    is_horovod = "horovod" in uses or ("horovod" in about and "mpi4py" not in uses)
+    if strategy == "mpi" and is_horovod and "mpi4py" not in says:
         strategy = "horovod"
     job["strategy"] = "horovod_elastic" if "elastic" in says else strategy or "single"
     is_one = total != nodes * on_node or on_node == 1 or (nodes == 1 and result.target is None)
