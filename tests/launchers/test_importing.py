@@ -131,6 +131,19 @@ def test_what_looks_like_a_secret_is_left_out(described_by):
     assert "abc" not in str(result.notes)
 
 
+def test_a_secret_is_known_by_its_form_and_shown_nowhere(described_by):
+    hub, gitlab, web = "hf_abcDEF1234567890xyz", "glpat-abcdefghijkl", "eyJhbGciOi.eyJzdWIi.sig"
+    text = f"""#SBATCH --comment="wandb_token=hidden1" --account=$A -p gpu
+source login.sh --token hidden2
+export X={gitlab} Y={web}
+python train.py --key {hub} --api-key=hidden*3 --api_key hidden*4 $X {hub}/x --max_token_len 512 --image_key jpg"""
+    result = described_by("job.sbatch", text)
+    assert result.job["arguments"] == {"max_token_len": 512, "image_key": "jpg"}
+    assert (result.place, result.job.get("environment")) == ({"options": ["-p gpu"]}, None)
+    assert not any(each in f"{result}" for each in ("hidden", hub, gitlab[6:], "sig"))
+    assert "--comment: left out" in str(result.notes)
+
+
 def test_only_what_is_known_of_an_expansion_becomes_an_argument(described_by):
     text = "M=bert\npython train.py --a $M-large --b=$M=1 --c ${N:-$M} --d ${M%t} --e ${#M} --in ~/x *.txt {1..3}"
     result = described_by("run.sh", text)
@@ -182,6 +195,20 @@ SAID = {
     "#SBATCH -N 1\nconda run -n env python train.py": ({"script": "train.py"}, "conda n: dropped"),
     "srun timeout 3h torchrun --nproc_per_node=2 train.py": ({"workers": 2}, "timeout 3h: dropped"),
     "numactl -N 0 -l taskset -c 0-3 python train.py 1": ({"arguments": [1]}, "taskset 0-3: dropped"),
+    "#SBATCH -N 2 --gpus-per-node=4 --ntasks-per-gpu=1 --cpus-per-gpu=8 --mem-per-gpu=16G\nsrun python train.py": (
+        {"nodes": 2, "processes_per_node": 4, "resources": {"cpu": 8, "memory": "16Gi", "gpu": 1}},
+        "-GPU",
+    ),
+    "#SBATCH -n 8 --ntasks-per-gpu=2\nsrun python train.py": ({"resources": {"gpu": 1}}, "-GPU"),
+    "#SBATCH -N 2 --cpus-per-gpu=8\nsrun python train.py": ({"resources": {}}, "options for each GPU are not read"),
+    "#SBATCH --gres=gpu:4,tmpfs:100G\nsrun torchrun --nproc_per_node=gpu train.py": (
+        {"processes_per_node": 4, "resources": {"gpu": 1}},
+        "-gpu",
+    ),
+    "mpirun -H a:4,b:4 python train.py": ({"nodes": 2, "processes_per_node": 4}, "mpirun H: dropped"),
+    "mpirun -N 2 -H a,b python train.py": ({"nodes": 2, "processes_per_node": 2}, "mpirun H: dropped"),
+    "mpirun --hostfile hosts python train.py": ({"workers": 1}, "how many hosts there are is not known: 1 is taken"),
+    "mpirun --hostfile hosts -np 4 python train.py": ({"workers": 4}, "-not known"),
     "uv run train.py 1": ({"script": "train.py", "arguments": [1]}, "-1"),
     "C='python train.py \"a b\"'\neval \"$C\"": ({"arguments": ["a b"]}, "-dropped"),
 }  # fmt: skip

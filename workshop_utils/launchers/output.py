@@ -11,8 +11,16 @@ from workshop_utils import logs
 from workshop_utils.runs import Run
 
 # What is not shown: an address with a password, or a key as services write theirs, and the values of such names.
-SECRET_VALUE = re.compile(r"\w://[^/\s@]*:[^/\s@]+@|\b(sk-(\w{6}|proj-|ant-)|gh[a-z]_\w{9}|AKIA\w{9}|xox\w-)")
-SECRET = re.compile(r"(?i)secret|token(?!iz|s)|pass(w|phr|$)|[._-]pwd?$|auth(?!or)|cred(?!it)|key(_id)?$")
+SECRET_VALUE = re.compile(
+    r"\w://[^/\s@]*:[^/\s@]+@"
+    r"|\b(sk-(\w{6}|proj-|ant-)|gh[a-z]_\w{9}|AKIA\w{9}|xox\w-|hf_[A-Za-z0-9]{13}|glpat-\w{6}|eyJ[\w-]+\.eyJ)"
+)
+# Tokens of a text are none, and the key of a sample or a column is none.
+SECRET = re.compile(
+    r"(?i)secret|pass(w|phr|$)|[._-]pwd?$|auth(?!or)|cred(?!it)"
+    r"|(?<!(?:max|min|num|pad|eos|bos|cls|sep|unk)[_-])(?<!mask[_-])token(?!iz|s|[_-](?:len|dim|type))"
+    r"|(?<!(?:image|label|input|audio|video)[_-])(?<!(?:text|data|sort)[_-])key(_id)?$"
+)
 LAST_LINES = 12  # of a worker that failed without a traceback, in the message
 MOST_LINES = 10, 20  # of a traceback, from its beginning and from its end
 MOST_READ = 10_000  # lines of a log, the last ones

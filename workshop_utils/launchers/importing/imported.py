@@ -19,6 +19,7 @@ TABLES: dict[str, Any] = yaml.safe_load(Path(__file__).with_name("tables.yaml").
 UNKNOWN = "\0"  # in a text: what only a shell, or a program that is not run, could compute
 PLACE = re.compile("|".join(TABLES["place"]))
 WORDS = {name: word for word, names in TABLES["variables"].items() for name in names}
+SHOWN_SECRET = re.compile(rf"[^\s=]*(?:{SECRET_VALUE.pattern})[^\s:]*")
 OPTION = re.compile(r"--\w[\w.-]*|-[A-Za-z]")
 ADVICE = "a local run inherits it from your shell; elsewhere: job.replace(environment={{{0!r}: os.environ[{0!r}]}})"
 
@@ -48,7 +49,7 @@ class Imported:
 
     def note(self, where: str, what: str = "dropped") -> None:
         """Say what has become of `where`."""
-        if (line := SECRET_VALUE.sub("…", f"{where}: {what}".replace(UNKNOWN, "…"))) not in self.notes:
+        if (line := SHOWN_SECRET.sub("…", f"{where}: {what}".replace(UNKNOWN, "…"))) not in self.notes:
             self.notes.append(line)
 
     def take_fields(self, tree: Any, table: Mapping[str, str]) -> None:
@@ -105,6 +106,15 @@ class Imported:
         is_mapping = all(len(key) != 3 and OPTION.fullmatch(key) for key in keys)  # --a would become -a
         is_mapping &= len(named) == len(values) == len(keys) and not any(map(OPTION.fullmatch, values))
         self.job["arguments"] = named if is_mapping else list(map(plain, kept))
+
+
+def has_secret(text: str) -> bool:
+    """Whether a variable or an option in a line of shell may be a secret."""
+    names = re.findall(r"(?:^|[\s,;'\"=])-*(\w[\w.-]*)(?==\S)|(?:^|\s)-+([\w.-]+)\s+[^\s-]", text)
+    return bool(
+        SECRET_VALUE.search(text)
+        or any(SECRET.search(name) for pair in names for name in pair if name != "key")
+    )
 
 
 def plain(word: str) -> int | float | str:

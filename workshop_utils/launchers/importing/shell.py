@@ -6,14 +6,14 @@ import contextlib
 import re
 import shlex
 from collections.abc import Iterator, Mapping
-from itertools import groupby
+from itertools import groupby, pairwise
 from pathlib import PurePosixPath
 from typing import Any, NamedTuple
 
 from workshop_utils.jobs import JobError, Resources
 from workshop_utils.jobs.imports import imported, packages
 from workshop_utils.jobs.quantities import bytes_of
-from workshop_utils.launchers.importing.imported import TABLES, UNKNOWN, WORDS, Imported
+from workshop_utils.launchers.importing.imported import TABLES, UNKNOWN, WORDS, Imported, has_secret
 from workshop_utils.launchers.output import SECRET
 from workshop_utils.strategies import STRATEGY_OF
 
@@ -83,8 +83,9 @@ def read(text: str, result: Imported, where: str = "", nodes: int = 0, strategy:
             when = "before" if index < starts.index(start) else "afterwards"
             why = f"dropped, since {place} starts the workers: run it {when}"
             result.note(f"{each.place}: python {each.script}", why)
-    for word in filter(EXPANDED.search, words):
-        result.note(f"{place}: {as_meant(word)}", "kept as it is written: no shell replaces it here")
+    for before, word in pairwise(["", *words]):
+        if EXPANDED.search(word) and not has_secret(as_meant(f"{before} {word}")):
+            result.note(f"{place}: {as_meant(word)}", "kept as it is written: no shell replaces it here")
     take_command(list(map(as_meant, words)), result, place)
     settle(result, place, nodes, strategy)
 
@@ -194,12 +195,39 @@ class _Shell:
                 self.result.note(f"{place}: {name}", what)
 
     def take_options(self, place: str, words: list[str]) -> None:
-        """Take a line of sbatch's options, which Slurm reads before the first command."""
+        """Take a line of sbatch's options; those that are no field of a job go to place.yaml."""
         _refuse_template(self.result, place, words)
         if self.has_begun:
             self.result.note(f"{place}: #SBATCH", "dropped, since Slurm reads none after the first command")
+            return
+        self.result.target = "slurm"
+        for name, value in options_of(words[1:], COMMANDS["sbatch"]):
+            dashed = f"-{name}" if len(name) == 1 else f"--{name}"
+            where, option = (
+                f"{place}: {dashed}",
+                dashed + (" " if len(name) == 1 else "=") + shlex.quote(value),
+            )
+            field = COMMANDS["sbatch"]["fields"].get(name, "")
+            ours = _as_ours(name, field, value)
+            if field == "variables":
+                _take_exported(place, value, self.result)
+            elif why := next((why for why, names in TABLES["not_taken"].items() if name in names), ""):
+                self.result.note(where, f"dropped, since {why}")
+            elif (
+                not field or value == "0" or re.search(r"(^|[:,])(?!gpu)[a-z]\w*:\d", value)
+            ):  # a model of GPU
+                self.keep(where, "options", option if value else dashed)
+            self.variables |= dict.fromkeys(TABLES["slurm"].get(field, ()), ours.translate(STAND_INS))
+            self.result.says |= {field: ours} if field else {}
+
+    def keep(self, where: str, name: str, line: str) -> None:
+        """Keep a line for a field of place.yaml."""
+        if UNKNOWN in line:
+            self.result.note(where, f"not read, since it is computed: add it to {name} in place.yaml")
+        elif has_secret(line):
+            self.result.note(where, f"left out of {name} in place.yaml, since it may be a secret")
         else:
-            _take_options(place, words[1:], self.result, self.variables)
+            self.result.place.setdefault(name, []).append(line)
 
     def set_up(self, where: str, raw: list[str]) -> None:
         """Take a line for place.yaml's setup, with the values of the file's own variables."""
@@ -209,14 +237,12 @@ class _Shell:
             return own.get(found[2], found[0])
 
         words = [VARIABLE.sub(value_of, word) for word in raw]
-        if UNKNOWN in "".join(words):
-            self.result.note(where, "not read, since it is computed: add it to setup in place.yaml")
-            return
+        is_live = [re.search("^~|[$*]", word) for word in words]
+        pairs = zip(words, is_live, strict=True)
         line = " ".join(
-            word.translate(ESCAPED) if re.search("^~|[$*]", word) else shlex.quote(as_meant(word))
-            for word in words
+            word.translate(ESCAPED) if live else shlex.quote(as_meant(word)) for word, live in pairs
         )
-        self.result.place.setdefault("setup", []).append(line)
+        self.keep(where, "setup", line)
         if "activate" in line:
             self.result.note(where, "in setup: name its Python in place.yaml, too, as python")
 
@@ -298,22 +324,6 @@ def _items(found: re.Match[str]) -> str:
     return ITEM + re.sub(r"\s+", lambda space: ITEM + GONE * space[0].count("\n"), found[1] or found[2] or "")
 
 
-def _take_options(place: str, words: list[str], result: Imported, variables: dict[str, str]) -> None:
-    """Take options of sbatch; those that are no field of a job go to place.yaml."""
-    result.target = "slurm"
-    for name, value in options_of(words, COMMANDS["sbatch"]):
-        option = f"-{name} {value}" if len(name) == 1 else f"--{name}={value}" if value else f"--{name}"
-        field = COMMANDS["sbatch"]["fields"].get(name, "")
-        if field == "variables":
-            _take_exported(place, value, result)
-        elif why := next((why for why, names in TABLES["not_taken"].items() if name in names), ""):
-            result.note(f"{place}: {option.split('=')[0]}", f"dropped, since {why}")
-        elif not field or value == "0" or re.search(r"(^|:)(?!gpu)[a-z]\w*:\d", value):  # a model of GPU
-            result.place.setdefault("options", []).append(option.strip())
-        variables |= dict.fromkeys(TABLES["slurm"].get(field, ()), value)
-        result.says |= {field: _as_ours(field, value)} if field else {}
-
-
 def _take_exported(where: str, value: str, result: Imported) -> None:
     """Take what `--export` of Slurm's gives to the script."""
     for each in value.split(","):
@@ -323,8 +333,12 @@ def _take_exported(where: str, value: str, result: Imported) -> None:
             result.note(f"{where}: --export {each}", "dropped, since our script says it")
 
 
-def _as_ours(field: str, text: str) -> str:
-    """What an option of Slurm's says, in our own spelling of times, in seconds, and of sizes."""
+def _as_ours(name: str, field: str, text: str) -> str:
+    """What an option of Slurm's says, in our own spelling of times, in seconds, of sizes, and numbers of GPUs."""
+    if field.startswith("gpus"):
+        gpus = [each for each in text.split(",") if each and (name != "gres" or each.startswith("gpu"))]
+        numbers = [re.search(r"(?:^|:)(\d+)(?:\(.*)?$", each) for each in gpus]
+        return text if UNKNOWN in text else str(sum(int(each[1]) if each else 1 for each in numbers))
     if field.startswith("memory"):
         found = re.fullmatch("([1-9].*?)([KMGT]?)B?", text.upper())
         return f"{found[1]}{found[2] or 'M'}i" if found else ""
@@ -389,7 +403,7 @@ def _inside(name: str, words: list[str], result: Imported, where: str) -> list[s
         if "srun" in says and "strategy" not in says and says.get("tasks", "").isdecimal():
             each = re.sub(r"\D", "", says.get("per_node", "")) or 1
             says.setdefault("nodes", str(int(says["tasks"]) // int(each)))
-        says |= {"tasks": "", "per_node": ""}
+        says |= {"tasks": "", "per_node": "", "per_gpu": ""}
     says |= program.get("says", {})
     del words[: int(words[:1] == [program.get("verb")])]
     for option, value in options_of(words, program):
@@ -401,10 +415,10 @@ def _inside(name: str, words: list[str], result: Imported, where: str) -> list[s
         elif field == "nodes" and is_inside and not value.isdecimal():
             result.note(f"{where}: {name} {option} {value}", f"changed: Slurm gives {says.get('nodes') or 1}")
         elif field:
-            says[field] = _as_ours(field, value)
-        elif PLACING.search(option):
+            says[field] = _as_ours(option, field, value)
+        if PLACING.search(field or option):
             result.note(f"{where}: {name} {option}", "dropped, since the launcher sees to it")
-        elif option not in program.get("flags", ()):
+        elif not field and option not in program.get("flags", ()):
             result.note(f"{where}: {name} {option}")
     for word in words[: program.get("skips", 0)]:
         what = f"changed: runs in the host's Python, not in {word}" if program.get("image") else "dropped"
@@ -440,27 +454,9 @@ def settle(result: Imported, where: str, nodes: int = 0, strategy: str | None = 
     """
     says, job = result.says, result.job
     strategy = says.get("strategy", strategy)
-    if most := re.fullmatch(r"\d+[:-](\d+)", says.get("nodes", "")):
-        result.note(where, f"of {most[0]} nodes, {most[1]} are taken: say in job.yaml how many there are")
-        says["nodes"] = most[1]
-    if UNKNOWN in says.get("nodes", "") and not nodes:
-        result.note(where, "how many nodes there are is computed: 1 is taken")
-    count = {name: int(text) for name, text in says.items() if re.fullmatch(r"[1-9]\d*", text)}
-    tasks = count.get("tasks", 1)
-    nodes = nodes or count.get("nodes") or max(1, tasks // count.get("per_node", tasks))
-    on_node = count.get("per_node") or max(1, tasks // nodes)
     # Torchrun and its like are Slurm's tasks, one on each node, and start the workers.
     has_agents = strategy == "torch_ddp"
-    last = re.search(r"(?:^|:)(\d+)$", says.get("gpus_node", ""))
-    gpus = count.get("gpus_task", 0) * (1 if has_agents else on_node) or count.get("gpus", 0) // nodes
-    gpus = int(last[1]) if last else gpus
-    unread = says.get("tasks") or says.get("per_node")
-    if unread and not {"tasks", "per_node"} & count.keys():
-        on_node = gpus or 1  # what torchrun's "gpu" means
-        if unread not in ("gpu", "auto") or not gpus:
-            what = unread.replace(UNKNOWN, "computed")
-            result.note(where, f"the workers on a node are {what}: {on_node} are taken")
-    total = count.get("tasks", nodes * on_node)
+    nodes, on_node, total, gpus = _counted(result, where, nodes, has_agents)
     if strategy is None and "srun" not in says:
         if nodes > 1 and "pods" in says:
             result.note(where, f"changed: {nodes} pods, which nothing joins, are one worker")
@@ -476,19 +472,76 @@ def settle(result: Imported, where: str, nodes: int = 0, strategy: str | None = 
     job["strategy"] = "horovod_elastic" if "elastic" in says else strategy or "single"
     is_one = total != nodes * on_node or on_node == 1 or (nodes == 1 and result.target is None)
     job |= {"workers": total} if is_one else {"nodes": nodes, "processes_per_node": on_node}
-    cpus = float(says.get("cpus_node", 0)) / on_node or count.get("cpus", 0) / (on_node if has_agents else 1)
+    _take_resources(result, on_node, gpus, has_agents)
+
+
+def _counted(result: Imported, where: str, nodes: int, has_agents: bool) -> tuple[int, int, int, int]:
+    """How many nodes there are, workers on each and in all, and GPUs on each."""
+    says = result.says
+    if most := re.fullmatch(r"\d+[:-](\d+)", says.get("nodes", "")):
+        result.note(where, f"of {most[0]} nodes, {most[1]} are taken: say in job.yaml how many there are")
+        says["nodes"] = most[1]
+    if UNKNOWN in says.get("nodes", "") and not nodes:
+        result.note(where, "how many nodes there are is computed: 1 is taken")
+    if not nodes and not says.get("tasks"):
+        _count_hosts(result, where)
+    count = {name: int(text) for name, text in says.items() if re.fullmatch(r"[1-9]\d*", text)}
+    tasks = count.get("tasks", 1)
+    nodes = nodes or count.get("nodes") or max(1, tasks // count.get("per_node", tasks))
+    gpus = count.get("gpus_node") or count.get("gpus", 0) // nodes
+    unread = says.get("tasks") or says.get("per_node")
+    if "per_gpu" in count and not unread:
+        count["per_node"] = count["per_gpu"] * (gpus or 1)
+    on_node = count.get("per_node") or max(1, tasks // nodes)
+    gpus = gpus or count.get("gpus_task", 0) * (1 if has_agents else on_node)
+    if "per_gpu" in count and unread:
+        gpus = gpus or -(-on_node // count["per_gpu"])
+    if unread and not {"tasks", "per_node"} & count.keys():
+        on_node = gpus or 1  # what torchrun's "gpu" means
+        if unread not in ("gpu", "auto") or not gpus:
+            what = unread.replace(UNKNOWN, "computed")
+            result.note(where, f"the workers on a node are {what}: {on_node} are taken")
+    if not gpus and any(says.get(name) for name in ("per_gpu", "cpus_gpu", "memory_gpu")):
+        result.note(where, "options for each GPU are not read, since none says how many GPUs there are")
+    return nodes, on_node, count.get("tasks", nodes * on_node), gpus
+
+
+def _count_hosts(result: Imported, where: str) -> None:
+    """Count the workers of an mpirun that names hosts and no number."""
+    says = result.says
+    hosts = [each for each in says.get("hosts", "").split(",") if each]
+    if hosts and UNKNOWN not in says["hosts"]:
+        slots = [re.search(r":(\d+)$", each) for each in hosts]
+        says.setdefault("nodes", str(len({each.partition(":")[0] for each in hosts})))
+        if not says.get("per_node"):
+            says["tasks"] = str(sum(int(each[1]) if each else 1 for each in slots))
+    elif {"hosts", "hostfile"} & says.keys() and not says.get("nodes"):
+        result.note(
+            where,
+            "how many hosts there are is not known: 1 is taken; say in job.yaml how many workers there are",
+        )
+
+
+def _take_resources(result: Imported, on_node: int, gpus: int, has_agents: bool) -> None:
+    """Take what one worker gets."""
+    says, each_gpu = result.says, -(-gpus // on_node)
+    cpus = float(says.get("cpus_node", 0)) / on_node
+    cpus = cpus or float(says.get("cpus") or 0) / (on_node if has_agents else 1)
+    cpus = cpus or float(says.get("cpus_gpu") or 0) * gpus / on_node
     memory = says.get("memory", "")
     with contextlib.suppress(ValueError):  # the check of job.yaml says what is wrong
         if per_cpu := says.get("memory_cpu"):
             memory = size(int(bytes_of(per_cpu) * (cpus or 1)))
+        elif per_gpu := says.get("memory_gpu"):
+            memory = size(bytes_of(per_gpu) * gpus // on_node)
         elif on_node > 1:
             memory = size(bytes_of(memory) // on_node)
-    amounts = {"cpu": int(cpus) if cpus == int(cpus) else cpus, "memory": memory, "gpu": -(-gpus // on_node)}
+    amounts = {"cpu": int(cpus) if cpus == int(cpus) else cpus, "memory": memory, "gpu": each_gpu}
     usual = dict(Resources())
     for name in {"kubernetes": ("cpu", "memory"), "slurm": ("memory",)}.get(result.target or "", ()):
         if not amounts[name] and "--mem" not in str(result.place.get("options")):
             result.note(f"resources.{name}", f"{usual[name]} for each worker, since the file asks for none")
-    job["resources"] = {name: each for name, each in amounts.items() if each and each != usual[name]}
+    result.job["resources"] = {name: each for name, each in amounts.items() if each and each != usual[name]}
 
 
 def size(nbytes: int) -> str:
