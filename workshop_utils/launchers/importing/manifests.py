@@ -15,18 +15,20 @@ import yaml
 from workshop_utils.jobs import JobError, parsed
 from workshop_utils.launchers.importing import shell
 from workshop_utils.launchers.importing.imported import TABLES, UNKNOWN, WORDS, Imported, left, plain, take
+from workshop_utils.launchers.kubernetes.manifest import TEMPLATES
+from workshop_utils.launchers.kubernetes.pods import FOLDERS
 from workshop_utils.launchers.output import SECRET
 from workshop_utils.launchers.template import expanded
 
 KINDS: dict[str, dict[str, Any]] = TABLES["manifests"]
 RUNTIMES = ("TrainingRuntime", "ClusterTrainingRuntime")
-OUR_FOLDER = "/workshop/job"
-OUR_LABEL = "distributed-training-workshop"
+OUR_LABELS: dict[str, str] = TEMPLATES["pod"]["metadata"]["labels"]
+TABLES["usual"] |= {name: [value] for name, value in OUR_LABELS.items()}
 OUR_IMAGE = re.compile(r"(?:(.+)/)?workshop-(?:pytorch|horovod):[cg]pu(?:@.*)?")
 # The variables of every pod of ours, as NAME=VALUE, with so many threads.
 OUR_VARIABLES = (
-    rf"({'|'.join(TABLES['place'])}|SM_CHANNEL_.*|TORCH_DISABLE_SHARE_.*)=.*|PYTHONPATH=/workshop/job|PYTHONUNBUFFERED=1"
-    r"|(OMP|TF)_NUM_\w*THREADS={}"
+    rf"({'|'.join(TABLES['place'])}|SM_CHANNEL_.*|TORCH_DISABLE_SHARE_.*)=.*|PYTHONPATH={FOLDERS['job']}"
+    r"|PYTHONUNBUFFERED=1|(OMP|TF)_NUM_\w*THREADS={}"
 )
 # What a claim is for, by the name of its volume or folder.
 CLAIMS = {"checkpoints": "check|ckpt", "outputs": "model|out|result|log|save", "data": ""}
@@ -60,7 +62,8 @@ def read(text: str, result: Imported) -> None:
     for kind, each in by_kind:
         if each not in (*jobs, *runtimes):
             result.note(f"{kind} {take(each, 'metadata.name') or ''}".strip())
-    is_ours = OUR_LABEL in str(jobs[0].get("metadata"))
+    labels = (jobs[0].get("metadata") or {}).get("labels") or {}
+    is_ours = OUR_LABELS.items() <= labels.items()
     if is_ours and (data := OUR_DATA.search(text)):
         result.job["data"] = json.loads(data[1])
     _take_job(jobs[0], runtimes[0] if runtimes else {}, result, is_ours)
@@ -81,7 +84,7 @@ def _take_job(job: dict[str, Any], runtime: dict[str, Any], result: Imported, is
     driver, fields = roles.get("Launcher", main), dict(main.fields)
     if is_ours:  # what our own manifests always hold, too
         take(job, "spec.runPolicy.schedulingPolicy")
-        if (folder := main.fields.get("containers[0].workingDir")) != OUR_FOLDER:
+        if (folder := main.fields.get("containers[0].workingDir")) != FOLDERS["job"]:
             result.place["folder"] = folder
         for role in roles.values():
             for name in OURS if role is main else (*OURS, *OURS_ELSEWHERE):

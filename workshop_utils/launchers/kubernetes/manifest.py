@@ -20,6 +20,7 @@ from workshop_utils.launchers.source import PACKAGE
 from workshop_utils.launchers.template import filled
 from workshop_utils.strategies import TORCHRUN_RESTARTS, script_words, strategy_of
 
+TEMPLATES: dict[str, Any] = yaml.safe_load(Path(__file__).with_name("kinds.yaml").read_text(encoding="utf-8"))
 # The names of containers. Each operator looks for its own, and sets its variables in that one alone; of MPI's and a
 # plain Job's the name does not matter.
 TENSORFLOW, PYTORCH, NODE, MPI, WORKER = "tensorflow", "pytorch", "node", "mpi", "worker"
@@ -84,7 +85,6 @@ def build(job: TrainingJob, settings: KubernetesSettings) -> Manifest:
     if settings.data_claim is None:
         config_maps.check_data(job)
     job = settings.with_defaults(job)
-    templates = yaml.safe_load(Path(__file__).with_name("kinds.yaml").read_text(encoding="utf-8"))
     elastic = settings.elastic
     if elastic is not None:
         job = job.replace(environment={**TORCHRUN_RESTARTS, **job.environment})
@@ -121,7 +121,7 @@ def build(job: TrainingJob, settings: KubernetesSettings) -> Manifest:
         role: {
             "replicas": count,
             "restartPolicy": "Never" if elastic is None else "OnFailure",
-            "template": filled(templates["pod"], {**pod, **own}),
+            "template": filled(TEMPLATES["pod"], {**pod, **own}),
         }
         for role, (count, own) in roles.items()
         if count
@@ -145,7 +145,7 @@ def build(job: TrainingJob, settings: KubernetesSettings) -> Manifest:
         "template_metadata": {"annotations": {QUEUE: settings.queue}} if settings.queue else None,
         "trainer_args": job.command_line_arguments or None,
     }
-    *before, resource = _unexpanded(filled(templates[kind], values))
+    *before, resource = _unexpanded(filled(TEMPLATES[kind], values))
     for described in (*before, resource):
         check.require(described)
     return Manifest(resource, tuple(before), _how_to(job, settings), archive)
