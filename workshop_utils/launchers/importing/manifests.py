@@ -121,6 +121,8 @@ def _trainer(job: dict[str, Any], runtime: dict[str, Any], result: Imported) -> 
     if take(job, "spec.runtimeRef") and not runtime:
         result.note("spec.runtimeRef", "not read, since the runtime is not in the file")
     result.take_fields(runtime, TABLES["runtime"])
+    for path in ("metadata.name", "metadata.namespace"):
+        take(runtime, path)
     jobs = take(runtime, "spec.template.spec.replicatedJobs") or []
     node: Any = next((each for each in jobs if each["name"] == "node"), {})
     template: dict[str, Any] = take(node, "template.spec.template") or {"spec": {"containers": [{}]}}
@@ -192,8 +194,8 @@ def _take_place(main: Role, driver: Role, result: Imported, is_ours: bool) -> No
 def _take_command(driver: Role, result: Imported, is_ours: bool) -> list[str]:
     """Take the variables; the words of the command, with their values in it."""
     known = dict(WORDS)
-    each = int(result.says.get("per_node", 1)) if is_ours else 1
-    ours = re.compile(OUR_VARIABLES.replace("{}", str(int(float(result.says["cpus_node"]) / each) or 1)))
+    processes = int(result.says.get("per_node", 1)) if is_ours else 1
+    ours = re.compile(OUR_VARIABLES.replace("{}", str(int(float(result.says["cpus_node"]) / processes) or 1)))
     for each in driver.take("env") or []:
         name, value = each["name"], each.get("value", None if "valueFrom" in each else "")
         value = value and expanded(str(value), known)
