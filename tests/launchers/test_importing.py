@@ -75,6 +75,15 @@ def test_what_a_place_has_added_comes_back_too(name, tmp_path):
     assert after == before
 
 
+def test_our_own_manifest_without_its_comment_does_not_say_what_its_data_were(tmp_path):
+    text = str(Kubernetes().render(TrainingJob.load(JOBS / "mnist_torch_ddp")))
+    file = tmp_path / "manifest.yaml"
+    file.write_text("".join(line for line in text.splitlines(keepends=True) if line[0] != "#"))
+    result = read(file, tmp_path)
+    assert result.job["data"] == "digits"
+    assert "digits is a guess" in "\n".join(result.notes)
+
+
 @pytest.fixture
 def described_by(tmp_path):
     """`described_by(name, text, script)` is what is read from a file of that name, beside `script` as train.py."""
@@ -106,6 +115,7 @@ LINES = {
     "EMPTY=\n$EMPTY\n$MAYBE torchrun --nproc_per_node=2 $X/train.py": ("torch_ddp", 2, None, None),
     'declare -a A=(\n --nproc_per_node=2\n)\nsrun -l torchrun "${A[@]}" $X/train.py': ("torch_ddp", 2, None, None),
     'CODE="\n torchrun --nproc_per_node=2 train.py"\nsrun bash -c "${CODE}"': ("torch_ddp", 2, None, None),
+    "if [ -d x ]; then torchrun --nproc_per_node=2 train.py; fi": ("torch_ddp", 2, None, None),
     'bash -lc "cd x && torchrun --nproc_per_node ${GPUS:-2} train.py > log 2>&1"': ("torch_ddp", 2, None, None),
 }  # fmt: skip
 
@@ -361,19 +371,19 @@ def test_a_number_of_nodes_that_is_no_number_is_named(text, described_by):
     assert said in "\n".join(result.notes)
 
 
-def test_limits_that_a_file_leaves_to_others_are_named(described_by):
-    pod = "kind: Job\nspec: {template: {spec: {containers: [{command: [python, train.py], resources: %s}]}}}"
-    for name, text, said in (
-        ("job.yaml", pod % "{}", "resources.cpu: 1 for|resources.memory: 2Gi for"),
-        ("asks.yaml", pod % "{requests: {cpu: 2, memory: 3Gi}}", "requests: changed: they are the limits"),
-        (
-            "job.sbatch",
-            "#SBATCH -t UNLIMITED\npython train.py $@",
-            "resources.memory: 2Gi|timeout: 24h|after --",
-        ),
-    ):
-        notes = "\n".join(described_by(name, text).notes)
-        assert all(each in notes for each in said.split("|")), notes
+POD = "kind: Job\nspec: {template: {spec: {containers: [{command: [python, train.py], resources: %s}]}}}"
+LIMITS = {
+    "job.yaml": (POD % "{}", "resources.cpu: 1 for|resources.memory: 2Gi for"),
+    "asks.yaml": (POD % "{requests: {cpu: 2, memory: 3Gi}}", "requests: changed: they are the limits"),
+    "job.sbatch": ("#SBATCH -t UNLIMITED\npython train.py $@", "resources.memory: 2Gi|timeout: 24h|after --"),
+}
+
+
+@pytest.mark.parametrize("name", LIMITS)
+def test_limits_that_a_file_leaves_to_others_are_named(name, described_by):
+    text, said = LIMITS[name]
+    notes = "\n".join(described_by(name, text).notes)
+    assert all(each in notes for each in said.split("|")), notes
 
 
 # Manifests
@@ -384,6 +394,7 @@ kind: PyTorchJob
 metadata: {name: mine, namespace: team, annotations: {a: b}}
 spec:
   nprocPerNode: auto
+  runPolicy: {schedulingPolicy: {queue: mine}}
   pytorchReplicaSpecs:
     Master: &pods
       replicas: 1
@@ -402,6 +413,7 @@ spec:
             - {name: PASS, valueFrom: {secretKeyRef: {name: a, key: b}}}
             resources: {limits: {nvidia.com/gpu: "2", memory: 10Gi, cpu: 500m}}
             volumeMounts: [{name: d, mountPath: /mnt/in}]
+          - {name: beside, image: b}
           volumes: [{name: d, persistentVolumeClaim: {claimName: claimed}}, {name: e, emptyDir: {}}]
     Worker: {<<: *pods, replicas: 2}
 """
@@ -428,6 +440,8 @@ def test_a_manifest_becomes_a_job_and_a_place_and_each_thing_dropped_has_its_pat
         "metadata.annotations",
         f"{pods}.tolerations",
         f"{pods}.volumes[1]",
+        f"{pods}.containers[1]",
+        "queue: dropped, since the pods name no gang scheduler",
         f"{pods}.containers[0].env.HF_TOKEN: left out, since it may be a secret",
         f"{pods}.containers[0].env.PASS: left out, since it may be a secret",
         "spec.pytorchReplicaSpecs.Worker.restartPolicy",
@@ -444,31 +458,52 @@ def test_of_several_claims_the_one_that_the_arguments_name_is_kept(described_by)
     assert "volumes[1]: dropped, since data_claim is claimed" in "\n".join(result.notes)
 
 
-def test_the_kind_and_the_command_decide_the_strategy(described_by):
-    roles = "{Chief: {replicas: 1}, PS: {replicas: 2}, Worker: {replicas: 4}}"
-    tensorflow = "apiVersion: kubeflow.org/v1\nkind: TFJob\nmetadata: {name: t}\nspec: {tfReplicaSpecs: %s}"
-    servers = described_by("servers.yaml", tensorflow % roles).job
-    assert (servers["strategy"], servers["workers"], servers["parameter_servers"]) == (
-        "parameter_server",
-        4,
-        2,
-    )
-    mirrored = described_by("mirrored.yaml", tensorflow % "{Worker: {replicas: 2}}").job
-    assert (mirrored["strategy"], mirrored["workers"]) == ("multi_worker_mirrored", 2)
-    mpi = (
-        "apiVersion: kubeflow.org/v2beta1\nkind: MPIJob\nmetadata: {name: m}\nspec:\n  slotsPerWorker: 2\n"
-        "  mpiReplicaSpecs:\n    Worker: {replicas: 2}\n"
-        "    Launcher: {template: {spec: {containers: [{command: [mpirun, -np, '4', python, train.py]}]}}}\n"
-    )
-    for script, strategy in (("import horovod.torch", "horovod"), ("import mpi4py", "mpi")):
-        job = described_by("mpi.yaml", mpi, script).job
-        assert (job["strategy"], job["nodes"], job["processes_per_node"]) == (strategy, 2, 2)
-    assert described_by("mpi.yaml", mpi.replace("'4'", "'3'")).job["workers"] == 3
-    alone = "kind: Job\nspec: {template: {spec: {containers: [{command: [python, train.py]}]}}}"
-    assert described_by("alone.yaml", alone).job["strategy"] == "single"
-    four = described_by("four.yaml", alone.replace("{template", "{completions: 4, template"))
-    assert four.job["workers"] == 1
-    assert "4 pods, which nothing joins, are one worker" in str(four.notes)
+TENSORFLOW = "apiVersion: kubeflow.org/v1\nkind: TFJob\nmetadata: {name: t}\nspec: {tfReplicaSpecs: %s}"
+MPI = (
+    "apiVersion: kubeflow.org/v2beta1\nkind: MPIJob\nmetadata: {name: m}\nspec:\n  slotsPerWorker: 2\n"
+    "  mpiReplicaSpecs:\n    Worker: {replicas: 2}\n"
+    "    Launcher: {template: {spec: {containers: [{command: [mpirun, -np, '4', python, train.py]}]}}}\n"
+)
+TRAINER = "{runtimeRef: {name: torch}, trainer: {numNodes: 2, command: [torchrun, train.py]}}"
+ALONE = "kind: Job\nspec: {template: {spec: {containers: [{command: [python, train.py]}]}}}"
+# What a manifest, beside such a script, says, and a line of its import.
+MANIFESTS = {
+    "servers": (
+        TENSORFLOW % "{Chief: {replicas: 1}, PS: {replicas: 2}, Worker: {replicas: 4}}",
+        None,
+        {"strategy": "parameter_server", "workers": 4, "parameter_servers": 2},
+        "",
+    ),
+    "mirrored": (TENSORFLOW % "{Worker: {replicas: 2}}", None, {"strategy": "multi_worker_mirrored", "workers": 2}, ""),
+    "horovod": (MPI, "import horovod.torch", {"strategy": "horovod", "nodes": 2, "processes_per_node": 2}, ""),
+    "mpi": (MPI, "import mpi4py", {"strategy": "mpi", "nodes": 2, "processes_per_node": 2}, ""),
+    "fewer": (MPI.replace("'4'", "'3'"), "import mpi4py", {"workers": 3}, ""),
+    "alone": (ALONE, None, {"strategy": "single"}, ""),
+    "four": (
+        ALONE.replace("{template", "{completions: 4, template"),
+        None,
+        {"workers": 1},
+        "4 pods, which nothing joins, are one worker",
+    ),
+    "trainer": (
+        f"kind: TrainJob\nspec: {TRAINER}",
+        None,
+        {"strategy": "torch_ddp", "workers": 2},
+        "spec.runtimeRef: not read, since the runtime is not in the file",
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", MANIFESTS)
+def test_the_kind_and_the_command_decide_the_strategy(name, described_by):
+    text, script, fields, said = MANIFESTS[name]
+    result = described_by(f"{name}.yaml", text, script)
+    assert {each: result.job[each] for each in fields} == fields
+    assert said in str(result.notes)
+    assert "abc" not in str(result)
+
+
+def test_an_api_whose_jobs_have_other_fields_is_refused(described_by):
     with pytest.raises(JobError, match="v1alpha1 is not read"):
         described_by("old.yaml", "apiVersion: kubeflow.org/v1alpha1\nkind: MPIJob\nspec: {replicas: 2}")
 
