@@ -466,6 +466,8 @@ MPI = (
 )
 TRAINER = "{runtimeRef: {name: torch}, trainer: {numNodes: 2, command: [torchrun, train.py]}}"
 ALONE = "kind: Job\nspec: {template: {spec: {containers: [{command: [python, train.py]}]}}}"
+WITHOUT_COMMAND = ALONE.replace("command: [python, train.py]", "args: [--epochs, '3', --api_key, abc]")
+INDEX = ALONE.replace("train.py", "train.py, --rank, $(JOB_COMPLETION_INDEX)")
 # What a manifest, beside such a script, says, and a line of its import.
 MANIFESTS = {
     "servers": (
@@ -475,6 +477,12 @@ MANIFESTS = {
         "",
     ),
     "mirrored": (TENSORFLOW % "{Worker: {replicas: 2}}", None, {"strategy": "multi_worker_mirrored", "workers": 2}, ""),
+    "evaluator": (
+        TENSORFLOW % "{Worker: {replicas: 2, template: &t {spec: {hostIPC: true}}}, Evaluator: {template: *t}}",
+        None,
+        {"strategy": "multi_worker_mirrored", "workers": 2},
+        "spec.tfReplicaSpecs.Evaluator: dropped",
+    ),
     "horovod": (MPI, "import horovod.torch", {"strategy": "horovod", "nodes": 2, "processes_per_node": 2}, ""),
     "mpi": (MPI, "import mpi4py", {"strategy": "mpi", "nodes": 2, "processes_per_node": 2}, ""),
     "fewer": (MPI.replace("'4'", "'3'"), "import mpi4py", {"workers": 3}, ""),
@@ -491,6 +499,8 @@ MANIFESTS = {
         {"strategy": "torch_ddp", "workers": 2},
         "spec.runtimeRef: not read, since the runtime is not in the file",
     ),
+    "index": (INDEX, None, {"arguments": {"rank": "{node_rank}"}}, ""),
+    "arguments": (WITHOUT_COMMAND, None, {"arguments": {"epochs": 3}}, "the image's ENTRYPOINT starts"),
 }  # fmt: skip
 
 

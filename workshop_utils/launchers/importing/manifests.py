@@ -24,6 +24,7 @@ KINDS: dict[str, dict[str, Any]] = TABLES["manifests"]
 RUNTIMES = ("TrainingRuntime", "ClusterTrainingRuntime")
 OUR_LABELS: dict[str, str] = TEMPLATES["pod"]["metadata"]["labels"]
 TABLES["usual"] |= {name: [value] for name, value in OUR_LABELS.items()}
+HELPERS = ("PS", "Launcher")  # roles of pods that do not train
 OUR_IMAGE = re.compile(r"(?:(.+)/)?workshop-(?:pytorch|horovod):[cg]pu(?:@.*)?")
 # The variables of every pod of ours, as NAME=VALUE, with so many threads.
 OUR_VARIABLES = (
@@ -73,12 +74,12 @@ def _take_job(job: dict[str, Any], runtime: dict[str, Any], result: Imported, is
     table, result.target, result.says["pods"] = KINDS[job["kind"]], "kubernetes", ""
     result.take_fields(job, table["fields"])
     if "workers" in table:
-        if not (roles := _roles(take(job, table["roles"]) or {}, table["roles"], result)):
+        if not (roles := _roles(take(job, table["roles"]) or {}, table, result)):
             raise JobError(f"{result.file} has no {table['roles']}: {job.get('apiVersion')} is not read")
     else:
         is_plain = job["kind"] == "Job"
         template = take(job, "spec.template") if is_plain else _trainer(job, runtime, result)
-        roles = _roles({"": {"template": template}}, table["roles"], result)
+        roles = _roles({"": {"template": template}}, table, result)
     workers = [roles[name] for name in table.get("workers", [""]) if name in roles and roles[name].replicas]
     main = workers[0] if workers else Role(1, table["roles"], {})
     driver, fields = roles.get("Launcher", main), dict(main.fields)
@@ -100,12 +101,7 @@ def _take_job(job: dict[str, Any], runtime: dict[str, Any], result: Imported, is
         if not {"Chief", "Master"} & roles.keys():
             result.note(table["roles"], "changed: a chief hands out the steps")
     nodes *= int(result.says.get("nodes", 1))
-    if code := shell.take_command(_take_command(driver, result, is_ours), result, driver.path):
-        shell.read(code, result, driver.path, nodes, strategy)
-    else:
-        shell.settle(result, driver.path, nodes, strategy)
-    if not {"script", "module"} & result.job.keys():
-        result.note(driver.path, "its command names no script of Python's: name yours in job.yaml")
+    _take_start(_take_command(driver, result, is_ours), driver.path, result, nodes, strategy)
     rest = [*left(job, ""), *left(runtime, runtime.get("kind", ""))]
     for role in roles.values():  # a Master, say, is like the Workers
         is_read = role in (main, driver)
@@ -113,6 +109,21 @@ def _take_job(job: dict[str, Any], runtime: dict[str, Any], result: Imported, is
         rest += left(own, role.path)
     for path in rest:
         result.note(path)
+
+
+def _take_start(words: list[str], where: str, result: Imported, nodes: int, strategy: str | None) -> None:
+    """Note what `words` start, and what nothing in them says."""
+    if code := shell.take_command(words, result, where):
+        shell.read(code, result, where, nodes, strategy)
+    else:
+        shell.settle(result, where, nodes, strategy)
+    if {"script", "module"} & result.job.keys():
+        return
+    what = "its command names no script of Python's: name yours in job.yaml, with its arguments"
+    if "".join(words[:1]).startswith("-"):  # no command, but the arguments of one
+        result.take_arguments(where, words)
+        what = "the image's ENTRYPOINT starts what its args are for: name your script in job.yaml"
+    result.note(where, what)
 
 
 def _trainer(job: dict[str, Any], runtime: dict[str, Any], result: Imported) -> dict[str, Any]:
@@ -133,10 +144,14 @@ def _trainer(job: dict[str, Any], runtime: dict[str, Any], result: Imported) -> 
     return template
 
 
-def _roles(found: dict[str, Any], path: str, result: Imported) -> dict[str, Role]:
-    """The pods by role."""
+def _roles(found: dict[str, Any], table: dict[str, Any], result: Imported) -> dict[str, Role]:
+    """The pods by role, of those that a job here has, too."""
     roles: dict[str, Role] = {}
+    path = table["roles"]
     for name, each in found.items():
+        if name not in (*table.get("workers", [""]), *HELPERS):
+            result.note(f"{path}.{name}", "dropped, since a job here has no such role")
+            continue
         at = f"{path}.{name}.template.spec" if name else path
         replicas = copy.deepcopy(each)  # which an alias may share with another
         count, pod = take(replicas, "replicas"), take(replicas, "template.spec") or {}
