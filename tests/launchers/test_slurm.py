@@ -303,13 +303,21 @@ def test_secrets_are_neither_in_the_script_nor_readable_by_others(make_job, tmp_
         assert value not in f"{request!s}{request!r}"
 
 
-def test_memory_that_the_options_name_is_left_to_them_and_data_is_looked_for_where_there_is_some(make_job):
+def test_memory_that_the_options_name_is_left_to_them_and_data_is_looked_for_where_there_is_some(
+    make_job, tmp_path, monkeypatch
+):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "digits").mkdir()
     plain = str(Slurm().render(make_job("", data=None)))
     assert "--mem=" in plain
     assert "for path in" not in plain
     own = str(Slurm(options=("--mem-per-cpu=2G",)).render(make_job("", data="digits")))
     assert "--mem=" not in own
     assert "/digits; do" in own
+    assert f"{tmp_path}/digits" not in own
+    bound = str(Slurm(options=("--mem-bind=local",)).render(make_job("", data=str(tmp_path))))
+    assert "--mem=" in bound
+    assert f"for path in {tmp_path}; do" in bound
 
 
 # A submitted job, as Slurm's commands and the log show it; the commands are scripts that answer.

@@ -50,9 +50,14 @@ class RemoteRun(Run):
     """
 
     def __init__(
-        self, name: str, workers: tuple[str, ...], job: RemoteJob, poll_seconds: float = 1, outputs: str = ""
+        self,
+        name: str,
+        workers: tuple[str, ...],
+        job: RemoteJob,
+        poll_seconds: float = 1,
+        outputs: str | None = None,
     ) -> None:
-        super().__init__(name, workers, outputs or None)
+        super().__init__(name, workers, outputs)
         self._remote, self._poll_seconds = job, poll_seconds
         self._wake = threading.Event()
         self._is_stopping = False  # the target was asked to stop the job, and has not refused

@@ -32,6 +32,7 @@ from workshop_utils.launchers.settings import TargetSettings
 from workshop_utils.launchers.source import packed, unpack
 from workshop_utils.runs import RunState, attributed
 from workshop_utils.strategies import Addresses, ProcessSpec, launched, strategy_of
+from workshop_utils.training.data import NAMED
 
 OUTLINE = Path(__file__).with_name("slurm.sh").read_text(encoding="utf-8")
 LOOK = """for path in {}; do
@@ -116,7 +117,7 @@ class Slurm(TargetSettings):
             shutil.rmtree(folder, ignore_errors=True)
             raise
         submitted = SlurmJob(job.name, number, folder, request.tasks)
-        return RemoteRun(job.name, request.workers, submitted, outputs=job.outputs or "")
+        return RemoteRun(job.name, request.workers, submitted, outputs=job.outputs)
 
     def _request(self, job: TrainingJob, folder: Path) -> SlurmRequest:
         if folder.resolve().is_relative_to(job.folder.resolve()):
@@ -143,10 +144,9 @@ class Slurm(TargetSettings):
         for name in ("TMPDIR", *(NO_GPU if asks_for_gpus else ())):
             if name not in job.environment:
                 variables.pop(name, None)
-        sources = [Path(source).expanduser().absolute() for source in job.channels.values()]
-        data = (
-            [variables["WORKSHOP_DATA"], *(str(path) for path in sources if path.exists())] if sources else []
-        )
+        sources = [source for source in job.channels.values() if source not in NAMED]
+        paths = [path for path in (Path(each).expanduser().absolute() for each in sources) if path.exists()]
+        data = {variables["WORKSHOP_DATA"], *map(str, paths)} if job.channels else set()
         secret = {
             name: variables.pop(name) for name, value in [*variables.items()] if output.is_secret(name, value)
         }
@@ -167,9 +167,8 @@ class Slurm(TargetSettings):
             per_node * job.resources.gpu,
             math.ceil(per_node * job.resources.memory_nbytes / 2**20),
         )
-        own_memory = any(
-            option.startswith("--mem") for option in self.options
-        )  # Slurm takes no two that differ
+        # Slurm takes no two that differ.
+        own_memory = any(re.match(r"--mem(-per-[cg]pu)?\b(?!-)", option) for option in self.options)
         options = [f"--gpus-per-node={gpus}"] if gpus else []  # some clusters know no GPUs at all
         options += ["--requeue" if job.checkpoints else "--no-requeue", *self.options]
         script = OUTLINE.format(
@@ -184,7 +183,7 @@ class Slurm(TargetSettings):
             setup="\n".join(self.setup),
             path=quote(str(self.python.parent)),
             exports=_exports(variables, {name for name, _ in shared}),
-            data=LOOK.format(" ".join(map(quote, data))) if data else "",
+            data=LOOK.format(" ".join(map(quote, sorted(data)))) if data else "",
             processes="\n".join(lines),
         )
         names = {number: spec.name for number, spec in tasks.items()}
