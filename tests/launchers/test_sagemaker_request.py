@@ -141,7 +141,7 @@ def test_a_folder_that_is_called_like_named_data_is_not_read(make_job, tmp_path,
     assert place().render(make_job(TORCH, data="mnist")).channels["training"].endswith("/data/mnist/")
 
 
-def test_instances_have_at_least_what_is_said_of_their_processors_and_memory(make_job):
+def test_instances_have_the_processors_and_memory_that_are_said(make_job):
     """The rule by family and size, compared with what EC2 answers of its types, as moto keeps it."""
     import moto
 
@@ -153,13 +153,17 @@ def test_instances_have_at_least_what_is_said_of_their_processors_and_memory(mak
         cpus, gib = instances.size_of(name)
         known += bool(there and gib)
         if there:
-            assert cpus <= there["VCpuInfo"]["DefaultVCpus"], name
-            assert gib <= there["MemoryInfo"]["SizeInMiB"] / 1024, name
+            assert cpus in (0, there["VCpuInfo"]["DefaultVCpus"]), name
+            assert gib in (0, there["MemoryInfo"]["SizeInMiB"] / 1024), name
     assert known > 100
     assert instances.size_of("ml.c5.xlarge") == (4, 8)
     submission._check_size(
         make_job("", resources={"memory": "9Ti"}), "ml.p5.48xlarge"
     )  # of which nothing is known
+    for resources, kind in (({"memory": "190Gi"}, "ml.c5n.18xlarge"), ({"cpu": 36}, "ml.c4.8xlarge")):
+        submission._check_size(make_job("", resources=resources), kind)
+    with pytest.raises(JobError, match="has 4: take a larger instance, or ask for less"):
+        submission._check_size(make_job("", resources={"cpu": 8}), "ml.c5.xlarge")
 
 
 def test_the_job_s_own_modules_stay_on_the_path(make_job):

@@ -277,7 +277,7 @@ def _check_size(job: TrainingJob, instance_type: str) -> None:
             unit = "GiB" if name == "memory" else "processor(s)"
             raise JobError(
                 f"resources.{name} is {getattr(resources, name)!r}; {count} process(es) a node need {need:g} {unit}, "
-                f"and instance_type {instance_type} has {there:g}: take a larger one, or less"
+                f"and instance_type {instance_type} has {there:g}: take a larger instance, or ask for less"
             )
 
 
