@@ -16,7 +16,7 @@ import pytest
 from workshop_utils.jobs import JobError, TrainingJob
 from workshop_utils.launchers.kubernetes import EmulatedKubernetes, Kubernetes, check, config_maps, settings
 from workshop_utils.launchers.kubernetes.operators import pods_of
-from workshop_utils.launchers.template import expanded
+from workshop_utils.launchers.template import expanded, relocated
 
 JOBS = Path(__file__).parents[2] / "jobs"
 
@@ -48,6 +48,20 @@ def test_no_dollar_is_read_by_the_kubelet(make_job):
     assert [expanded(word, {"PYTHONPATH": "/x"}) for word in made["args"]] == texts
     own = {each["name"]: each["value"] for each in made["env"]}
     assert expanded(own["P"], own) == "pa$$word$(P)"
+
+
+@pytest.mark.parametrize(
+    ("text", "replaced"),
+    [
+        ("/opt/mlflow/x /opt/ml-x /opt/ml.x", "/opt/mlflow/x /opt/ml-x /opt/ml.x"),
+        ("/opt/ml", "/r\\1"),
+        ("--a=/opt/ml/x:/opt/ml", "--a=/r\\1/x:/r\\1"),
+        ('{"a": "/opt/ml", "b": "/opt/ml/data/x"}', '{"a": "/r\\1", "b": "/d/x"}'),
+    ],
+)
+def test_the_path_of_a_folder_is_replaced_where_it_ends(text, replaced):
+    assert relocated(text, {"/opt/ml": "/r\\1", "/opt/ml/data": "/d"}) == replaced
+    assert relocated(text, {}) == text
 
 
 def carried(job, place=None):

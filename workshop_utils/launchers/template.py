@@ -20,6 +20,12 @@ def filled(template: Any, values: Mapping[str, Any]) -> Any:
     return template
 
 
+def relocated(text: str, folders: Mapping[str, str]) -> str:
+    """`text` with each path of `folders` replaced by its folder; `/opt/mlflow` is not below `/opt/ml`."""
+    paths = "|".join(map(re.escape, sorted(folders, key=len, reverse=True)))
+    return re.sub(rf"(?:{paths})(?![\w.-])", lambda path: folders[path[0]], text) if folders else text
+
+
 def expanded(text: str, known: Mapping[str, str]) -> str:
     """What Kubernetes makes of a command's word or a variable's value. Source: `Expand` of its third_party/forked."""
     words = {"$$": "$"} | {f"$({name})": value for name, value in known.items()}

@@ -53,7 +53,7 @@ from workshop_utils.launchers.kubernetes.operators import Pod, pods_of, table_of
 from workshop_utils.launchers.kubernetes.settings import KubernetesSettings
 from workshop_utils.launchers.local import environment, warm
 from workshop_utils.launchers.local.run import Event, Process, ProcessGroup, ProcessRun
-from workshop_utils.launchers.template import expanded
+from workshop_utils.launchers.template import expanded, relocated
 from workshop_utils.network import LOOPBACK_INTERFACE
 from workshop_utils.network.ports import PortReservation
 from workshop_utils.runs import RunState
@@ -357,9 +357,9 @@ def _process(pod: Pod, folders: Mapping[str, str], scratch: Path) -> Process:
     words = [*pod.container.get("command", ()), *pod.container.get("args", ())]
     if not words:
         raise JobError(f"pod {pod.name}: its container has no command; the image's own is not emulated")
-    program, *rest = [_here(expanded(word, own | dict(pod.variables)), folders) for word in words]
+    program, *rest = [relocated(expanded(word, own | dict(pod.variables)), folders) for word in words]
     about = f"pod {pod.name}: its command is {program!r}"
-    variables = {name: _here(value, folders) for name, value in {**own, **pod.variables}.items()}
+    variables = {name: relocated(value, folders) for name, value in {**own, **pod.variables}.items()}
     variables |= {"GLOO_SOCKET_IFNAME": LOOPBACK_INTERFACE, "TMPDIR": str(scratch)}
     if (
         "PET_RDZV_ENDPOINT" in pod.variables
@@ -383,11 +383,3 @@ def _process(pod: Pod, folders: Mapping[str, str], scratch: Path) -> Process:
     inherited = {**environment.inherited_variables(TORCHRUN), **environment.NO_GPU}
     folder = folders.get(pod.container.get("workingDir", ""), str(scratch))
     return Process(pod.worker, tuple(command), {**inherited, **variables}, folder)
-
-
-def _here(text: str, folders: Mapping[str, str]) -> str:
-    """`text` with the folders of this machine in the place of those of the pod."""
-    for mounted in sorted(folders, key=len, reverse=True):
-        folder = folders[mounted].replace("\\", r"\\")
-        text = re.sub(rf"{re.escape(mounted)}(?=[/:]|$)", folder, text)
-    return text

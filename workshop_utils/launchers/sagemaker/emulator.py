@@ -33,6 +33,7 @@ from workshop_utils.launchers.local.run import Process, ProcessRun
 from workshop_utils.launchers.sagemaker import toolkit
 from workshop_utils.launchers.sagemaker.settings import SageMakerSettings
 from workshop_utils.launchers.sagemaker.submission import submission_of
+from workshop_utils.launchers.template import relocated
 from workshop_utils.network.ports import PortReservation
 from workshop_utils.runs import LogLine, Run, RunState
 from workshop_utils.training import data
@@ -251,7 +252,9 @@ def start(request: Request, checkpoints: Path | None = None) -> EmulatedRun:
             "OMP_NUM_THREADS": "1",  # the hosts share this machine's cores
             "TF_NUM_INTRAOP_THREADS": "1",
             "WORKSHOP_CHECKPOINTS": f"{root}/checkpoints",  # in the place of /opt/ml/checkpoints
-            **{name: text.replace("/opt/ml", str(root)) for name, text in submission.environment.items()},
+            **{
+                name: relocated(text, {"/opt/ml": str(root)}) for name, text in submission.environment.items()
+            },
             "PATH": f"{Path(sys.executable).parent}{os.pathsep}{inherited['PATH']}",  # torchrun is there
             "PYTHONPATH": os.pathsep.join(filter(None, paths)),
             "TMPDIR": str(own / "tmp"),
