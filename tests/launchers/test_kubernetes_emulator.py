@@ -232,12 +232,26 @@ def test_a_job_goes_on_where_a_pod_may_restart_and_has_succeeded_with_one_if_it_
     assert reconcile({**job, "spec": {"elasticPolicy": {}}}, pods, elastic) == [("condition", "Succeeded")]
 
 
+def test_a_claim_that_is_called_like_the_job_s_config_map_is_no_config_map(make_job, tmp_path):
+    (tmp_path / "large").mkdir()
+    (tmp_path / "large" / "corpus.txt").write_bytes(os.urandom(2 << 20))  # more than a ConfigMap holds
+    script = "import os; print(os.listdir(os.environ['WORKSHOP_DATA']))"
+    job = make_job(script, name="training", data=str(tmp_path / "large"))
+    with EmulatedKubernetes(data_claim="training-data").launch(job) as run:
+        run.wait(timeout_seconds=60)
+    assert [line.text for line in run.logs()] == ["['corpus.txt']"]
+
+
 @pytest.mark.processes
 def test_a_folder_that_an_image_holds_does_not_travel(make_job):
     job = make_job(
-        "import os; print(os.getcwd(), open('big', 'rb').read(3).decode()); from workshop_utils import place"
+        "import os; print(os.getcwd(), open('big', 'rb').read(3).decode(), os.listdir('corpus'))\n"
+        "from workshop_utils import place"
     )
     (job.folder / "big").write_bytes(b"big" + os.urandom(2 << 20))
+    (job.folder / "corpus").mkdir()
+    (job.folder / "corpus" / "text").write_text("text")
+    job = job.replace(data=str(job.folder / "corpus"))
     with pytest.raises(
         JobError, match=r"folder is .*packed it has 2.1 MB \(big 2.1 MB\).*image and folder in place.yaml"
     ):
@@ -248,4 +262,4 @@ def test_a_folder_that_an_image_holds_does_not_travel(make_job):
     assert "workingDir: /app" in str(target.render(job))
     with target.launch(job) as run:
         run.wait()
-    assert [line.text for line in run.logs()] == ["/app big"]
+    assert [line.text for line in run.logs()] == ["/app big ['text']"]

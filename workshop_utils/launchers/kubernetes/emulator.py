@@ -140,13 +140,14 @@ class EmulatedPodsRun(ProcessRun):
         reservation = PortReservation(len(wanted))
         ports = iter(reservation.ports)
         super().__init__(job.name, workers_in(wanted), reservation)
-        with_data = config_maps.data_name(job) in repr(manifest.objects)
+        volumes = [volume for pod in wanted for volume in pod.spec.get("volumes", [])]
+        with_data = any(config_maps.data_name(job) in _config_maps(volume) for volume in volumes)
         carried = config_maps.archives(job, manifest.archive or config_maps.packed(job), with_data)
         for pod in pods_of(manifest, lambda *_: ("127.0.0.1", next(ports))):
             archives = _unpacked(pod, carried)
             folders, files = _volumes(pod, job, self._scratch, archives)
             if (folder := pod.container.get("workingDir")) and folder not in folders:  # in the image
-                archives["image"] = source.packed(job)
+                archives["image"] = source.packed(job.replace(data=None))  # which would leave out its data
                 folders[folder] = str(_own(pod, self._scratch) / "image")
             self._in_pod |= {here: there for there, here in folders.items()}
             process = _process(pod, folders, _own(pod, self._scratch))
@@ -326,8 +327,17 @@ def _volume(pod: Pod, name: str) -> dict[str, Any]:
     return next(volume for volume in pod.spec.get("volumes", []) if volume["name"] == name)
 
 
+def _config_maps(volume: Mapping[str, Any]) -> list[str]:
+    """The names of the ConfigMaps in a projected volume."""
+    sources = volume.get("projected", {}).get("sources", [])
+    return [each["configMap"]["name"] for each in sources if "configMap" in each]
+
+
 def _unpacked(pod: Pod, carried: Mapping[tuple[str, str], bytes]) -> dict[str, bytes]:
-    """Those of the archives, by ConfigMap and key, that init containers unpack, by the volume into which they do."""
+    """The archive that the pod's init containers unpack into each volume, by the volume's name.
+
+    `carried` holds the job's archives by ConfigMap and key.
+    """
     archives = {}
     for init in pod.spec.get("initContainers", []):
         mounted = {mount["mountPath"]: mount["name"] for mount in init.get("volumeMounts", [])}
@@ -339,8 +349,7 @@ def _unpacked(pod: Pod, carried: Mapping[tuple[str, str], bytes]) -> dict[str, b
             if not {at, folder} <= mounted.keys():
                 right = "it must be tar -xzf ARCHIVE -C FOLDER, from and to where it mounts a volume"
                 raise JobError(f"{about}; {right}: {', '.join(mounted)}")
-            sources = _volume(pod, mounted[at]).get("projected", {}).get("sources", [])
-            names = [source.get("configMap", {}).get("name") for source in sources]
+            names = _config_maps(_volume(pod, mounted[at]))
             found = [carried[name, key] for name in names if (name, key) in carried]
             if not found:
                 raise JobError(f"{about}; of the job's ConfigMaps, none of {', '.join(names)} has that key")
