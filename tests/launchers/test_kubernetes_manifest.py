@@ -113,26 +113,27 @@ def test_what_a_config_map_cannot_hold_is_refused_before_it_is_sent(
 
 
 @pytest.mark.parametrize(
-    "fields",
+    ("fields", "claim"),
     [
-        {"data": "digits"},
-        {"data": {"train": "own's"}, "script": "main.py"},
-        {"data": None, "module": "lib.train", "arguments": ["{rank}"]},
+        ({"data": "digits"}, None),
+        ({"data": {"train": "own's"}, "script": "main.py"}, None),
+        ({"data": None, "module": "lib.train", "arguments": ["{rank}"]}, None),
+        ({"data": "job-1/lib"}, "mine"),
     ],
 )
-def test_the_command_by_hand_prints_what_is_sent(make_job, tmp_path, monkeypatch, capsys, fields):
+def test_the_command_by_hand_prints_what_is_sent(make_job, tmp_path, monkeypatch, capsys, fields, claim):
     monkeypatch.chdir(tmp_path)
     job = make_job("")
     for name in ("job-1/main.py", "job-1/lib/train.py", "own's/corpus.txt"):
         (tmp_path / name).parent.mkdir(exist_ok=True)
         (tmp_path / name).write_text("")
     job = job.replace(**fields)
-    rendered = Kubernetes().render(job)
+    rendered = Kubernetes(data_claim=claim).render(job)
     head = str(rendered).partition("apiVersion")[0].replace("# ", "")
     by_hand = head[head.index("python -c") : head.index(" | kubectl create -f -")]
     exec(shlex.split(by_hand)[2], {})
     assert json.loads(capsys.readouterr().out)["items"] == config_maps.config_maps(
-        job, rendered.archive, True
+        job, rendered.archive, claim is None
     )
 
 

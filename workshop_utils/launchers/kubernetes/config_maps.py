@@ -91,9 +91,9 @@ def config_maps(job: TrainingJob, archive: bytes, with_data: bool) -> list[dict[
     ]
 
 
-def as_json(job: TrainingJob, in_image: bool = False) -> str:
+def as_json(job: TrainingJob, in_image: bool = False, with_data: bool = True) -> str:
     """The ConfigMaps of `job` as a text for kubectl."""
-    made = config_maps(job, packed(job, in_image), with_data=True)
+    made = config_maps(job, packed(job, in_image), with_data)
     return json.dumps({"apiVersion": "v1", "kind": "List", "items": made})
 
 
@@ -102,17 +102,20 @@ def printed_by(job: TrainingJob, folder: str, with_data: bool, in_image: bool) -
     fields = {"folder": folder, **job.model_dump(include={"name", "script", "module"}, exclude_defaults=True)}
     if job.needs_start:
         fields["arguments"] = job.command_line_arguments
-    if with_data and job.data is not None:
-        found = {channel: _anywhere(where) for channel, where in job.channels.items()}
-        fields["data"] = found["training"] if isinstance(job.data, str) else found
+    sources = {channel: _anywhere(where) for channel, where in job.channels.items()}
+    if not with_data:  # what it names in the folder is left out of the archive all the same
+        sources = {channel: where for channel, where in sources.items() if Path(where).is_absolute()}
+    if sources:
+        fields["data"] = sources["training"] if isinstance(job.data, str) else sources
     words = ", ".join(f"{name}={json.dumps(value)}" for name, value in fields.items())
     module = "workshop_utils.launchers.kubernetes.config_maps"
     end = ", in_image=True" if in_image else ""
+    end += ", with_data=False" if sources and not with_data else ""
     code = f"\nfrom {module} import TrainingJob, as_json\nprint(as_json(TrainingJob({words}){end}))"
     return f"python -c {shlex.quote(code)}"
 
 
 def _anywhere(where: str) -> str:
     """A source of data as it may be named from any folder."""
-    is_name = where in data.NAMED or data.scheme_of(where)
+    is_name = where in data.NAMED or "://" in where
     return where if is_name else str(Path(where).expanduser().absolute())
