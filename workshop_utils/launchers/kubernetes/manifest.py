@@ -77,10 +77,7 @@ def build(job: TrainingJob, settings: KubernetesSettings) -> Manifest:
             f"timeout is {job.timeout!r}; Kubernetes counts whole seconds: 1 to {LONGEST_SECONDS}, 68 years"
         )
     in_image = settings.folder is not None
-    if in_image and not (job.image or settings.image):
-        raise JobError(
-            f"folder is {settings.folder!r}; name the image that has the job's folder there in image"
-        )
+    _check_folder(job, settings)
     archive = config_maps.packed(job, in_image)
     if settings.data_claim is None:
         config_maps.check_data(job)
@@ -149,6 +146,19 @@ def build(job: TrainingJob, settings: KubernetesSettings) -> Manifest:
     for described in (*before, resource):
         check.require(described)
     return Manifest(resource, tuple(before), _how_to(job, settings), archive)
+
+
+def _check_folder(job: TrainingJob, settings: KubernetesSettings) -> None:
+    """Raise JobError for a folder in the image if no image is named, or a volume of the pod hides it."""
+    folder = settings.folder
+    if folder is None:
+        return
+    if not (job.image or settings.image):
+        raise JobError(f"folder is {folder!r}; name the image that has the job's folder there in image")
+    if any(Path(folder).is_relative_to(volume) for volume in pods.FOLDERS.values()):
+        raise JobError(
+            f"folder is {folder!r}; a volume of the pod hides it there: take another, such as /app"
+        )
 
 
 def _unexpanded(value: Any, below: str = "") -> Any:

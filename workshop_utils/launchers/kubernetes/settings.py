@@ -6,6 +6,7 @@ KubernetesSettings.load("place.yaml")
 
 from __future__ import annotations
 
+import re
 from typing import Annotated, Any, ClassVar, Literal, Self
 
 import yaml
@@ -114,7 +115,7 @@ class KubernetesSettings(TargetSettings):
     namespace: Name = "default"
     registry: Registry | None = None
     image: str | None = Field(default=None, min_length=1)
-    folder: str | None = Field(default=None, pattern=r"^/[\w./-]+$")
+    folder: str | None = None
     data_claim: Name | None = None
     node_selector: dict[LabelKey, LabelValue] = Field(default={})
     kind: Kind | None = None
@@ -129,6 +130,10 @@ class KubernetesSettings(TargetSettings):
     def _goes_together(self) -> Self:
         if twice := sorted(JOB_RESOURCES & self.pod_resources.keys()):
             raise ValueError(f"pod_resources.{twice[0]} is the job's to say: give it in the job's resources")
+        if self.folder is not None and not re.fullmatch(r"/[\w./-]+", self.folder):
+            raise ValueError(
+                f"folder is {self.folder!r}; it must be an absolute path in the image, such as /app"
+            )
         if self.queue is not None and self.gang is None:
             raise ValueError(f"queue is {self.queue!r}; a queue is Volcano's: add gang: volcano")
         return self
