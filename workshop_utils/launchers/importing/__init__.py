@@ -83,7 +83,7 @@ def read(file: Path, folder: Path) -> Imported:
         reader.read(text, result)
     except JobError:
         raise
-    except (TypeError, ValueError, LookupError, AttributeError, ArithmeticError) as error:
+    except (TypeError, ValueError, LookupError, AttributeError, ArithmeticError, OSError) as error:
         raise JobError(f"{file} is not written as such files are: {error!r}") from None
     result.job["name"] = label_of(result.says.get("name", file.stem))
     seconds = int(result.says.get("time", 0))

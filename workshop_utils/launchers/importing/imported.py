@@ -68,7 +68,12 @@ class Imported:
         paths = [PurePosixPath(folder, path).as_posix() for folder in reversed(self.folders)]
         here = (path for path in paths if path[0] not in "./" and (self.folder / path).is_file())
         self.job["script"] = script = next(here, PurePosixPath(path).name)
-        if where and script not in paths:
+        if UNKNOWN in script:
+            self.job["script"] = "train.py"
+            self.note(
+                f"{where}: {path}", "changed: the script's name is computed, and train.py stands for it"
+            )
+        elif where and script not in paths:
             self.note(f"{where}: {path}", f"changed: it is {script}, beside job.yaml")
 
     def take_variable(self, where: str, name: str, value: Any, is_secret: bool = False) -> None:

@@ -38,24 +38,27 @@ SPACE = chr(STAND_INS[ord(" ")])
 SPACES = {STAND_INS[ord(sign)]: " " for sign in " \t\n"}
 BRANCHES = {"if": 1, "fi": -1, "case": 1, "esac": -1}
 LINE = re.compile(f"[\n{GONE}{chr(STAND_INS[10])}]")
-_INNER = r"\((?:[^()]|\((?:[^()]|\([^()]*\))*\))*\)"
+_PART = r"""'[^']*'|"(?:\\.|[^"\\])*"|\\.|[^()'"\\]"""
+_INNER = rf"\((?s:{_PART}|\((?:{_PART}|\((?:{_PART})*+\))*+\))*+\)"
+_COMPUTED = rf"\${_INNER}|`[^`]*`"
 _ANY = r"[^{}]*(?:\{[^{}]*\}[^{}]*)*"
 # What is no command, or only running it would tell, and what is quoted.
 SHELL = re.compile(
     r"(?P<nothing>(?<!<)<<-?\s*['\"]?(\w+)(?s:.*?)\n\t*\2$|(?<![^\s;&|()])#(?!(?<=^#)SBATCH\b).*)"
-    rf"|(?P<computed>[$<>]{_INNER}|`[^`]*`|\$'(?:[^'\\]|\\.)*')|\\(?P<escaped>[^\n])|'(?P<quoted>[^']*)'"
-    rf'|"(?P<double>(?:\${_INNER}|`[^`]*`|\\(?s:.)|[^"\\])*+)"',
+    rf"|(?P<computed>{_COMPUTED}|[<>]{_INNER}|\$'(?:[^'\\]|\\.)*')|\\(?P<escaped>(?s:.))|'(?P<quoted>[^']*)'"
+    rf'|"(?P<double>(?:{_COMPUTED}|\$\{{{_ANY}\}}|\\(?s:.)|[^"\\])*+)"',
     re.MULTILINE,
 )
 IN_DOUBLE_QUOTES = re.compile(
-    rf"(?P<computed>\${_INNER}|`[^`]*`)|(?P<variable>\$(?:\{{{_ANY}\}}|\w+|[@*#?]))"
+    rf"(?P<computed>{_COMPUTED})|(?P<variable>\$(?:\{{{_ANY}\}}|\w+|[@*#?]))"
     r"|\\(?P<escaped>[\"\\$`\n])|(?P<quoted>[^\\$`]+|[\\$`])"
 )
-CONTINUED = re.compile(r"(?:.*\\\n)+.*")
 REDIRECTED = re.compile(r"(?:(?<=\s)[012&])?[<>]+(?:&[\d-]|\s*[^\s;|&()]+)")
 LIST = re.compile(r"(?<=\w=)\(([^()]*)\)|(?<=\w\+=)\(([^()]*)\)")
 # $NAME or ${NAME}, also of a list, with a default or not; anything else that a shell works out.
-VARIABLE = re.compile(rf"\$(\{{)?(\w+|[@*])(?(1)(?:\[[@*]\])?(?::?[-=]({_ANY}))?\}})|\$(?:\{{{_ANY}\}}|[?$])")
+VARIABLE = re.compile(
+    rf"\$(\{{)?(\w+|[@*])(?(1)(?:\[[@*]\])?(?::?[-=]({_ANY}))?\}})|\$(?:\{{{_ANY}\}}|\{{.*|[?$])"
+)
 EXPANDED = re.compile(r"(?:^|=)~|\*|\{[^{}\s'\"]+(?:,|\.\.)[^{}\s'\"]+\}")  # what a shell replaces by names
 
 
@@ -176,7 +179,7 @@ class _Shell:
         elif "script" in trial.job or trial.job.get("module", "pip").partition(".")[0] not in TABLES["tools"]:
             _refuse_template(result, place, meant)
             self.say_branches(place)
-            script = trial.job.get("script") or f"-m {trial.job['module']}"
+            script = trial.job.get("script", f"-m {trial.job.get('module')}")
             yield Start(place, words, trial.says, script)
         elif name == "cd" and (result.folder / meant[-1]).is_dir():
             result.folders.append(meant[-1])
@@ -191,7 +194,7 @@ class _Shell:
         """Name the variables of this command that a condition sets."""
         for name in sorted(self.used):
             if UNKNOWN not in (value := as_meant(self.variables[name])):
-                what = f"changed: it is set in a branch, and the last value, {value}, is taken"
+                what = f"changed: it is set in a branch, and the last value, {value or 'empty'}, is taken"
                 self.result.note(f"{place}: {name}", what)
 
     def take_options(self, place: str, words: list[str]) -> None:
@@ -282,25 +285,25 @@ def _refuse_template(result: Imported, place: str, words: list[str]) -> None:
 def _commands(text: str, result: Imported) -> Iterator[tuple[int, list[str], bool]]:
     """The commands of `text`: number of the line, words with stand-ins, whether a condition decides about it."""
     text = SHELL.sub(_stand_in, text)
-    text = CONTINUED.sub(lambda each: each[0].replace("\\\n", " ") + "\n" * each[0].count("\\\n"), text)
     text = LIST.sub(_items, REDIRECTED.sub("", text))
     lexer = shlex.shlex(text, posix=True, punctuation_chars=SEPARATORS)
     lexer.whitespace, lexer.whitespace_split, lexer.commenters, line = " \t\r", True, "", 1
     depth, before, name = 0, "", ""
     try:
         for is_separator, words in groupby(lexer, lambda word: word != "" and not set(word) - {*SEPARATORS}):
-            command = list(words)
-            line, start = line + sum(len(LINE.findall(word)) for word in command), line
+            text = " ".join(words)
+            line, start = line + len(LINE.findall(text)), line
             if is_separator:
-                before = command[-1]
+                before = text
                 continue
+            command = [*filter(None, text.replace(GONE, "").split(" "))]
             while command and command[0] in TABLES["keywords"]:
                 depth += BRANCHES.get(command.pop(0), 0)
-            is_branch = depth > 0 or before == "||" or (before == "&&" and name in ("[", "[[", "test"))
+            is_branch = depth > 0 or "||" in before or ("&&" in before and name in ("[", "[[", "test"))
             name = "".join(command[:1])
             depth += BRANCHES.get(name, 0)
             if command:
-                yield start, [word.replace(GONE, "") for word in command], is_branch
+                yield start, command, is_branch
     except ValueError:
         raise JobError(f"{result.file}: a quotation is not closed, from line {line} on") from None
 
@@ -316,7 +319,9 @@ def _stand_in(found: re.Match[str]) -> str:
         return QUOTED + IN_DOUBLE_QUOTES.sub(_stand_in, text)
     if kind == "escaped" and text == "\n":
         return GONE
-    return QUOTED + text.translate(IN_NAMES if kind == "variable" else STAND_INS)
+    if kind == "variable":
+        return QUOTED + re.sub(_COMPUTED, UNKNOWN, text).replace('"', "").translate(IN_NAMES)
+    return QUOTED + text.translate(STAND_INS)
 
 
 def _items(found: re.Match[str]) -> str:
@@ -407,19 +412,10 @@ def _inside(name: str, words: list[str], result: Imported, where: str) -> list[s
     says |= program.get("says", {})
     del words[: int(words[:1] == [program.get("verb")])]
     for option, value in options_of(words, program):
-        field = program.get("fields", {}).get(option)
-        if field == "variable" and (assigned := ASSIGNMENT.fullmatch(value)):
-            result.take_variable(f"{where}: {assigned[1]}", assigned[1], assigned[3])
-        elif field == "variables":
-            _take_exported(where, value, result)
-        elif field == "nodes" and is_inside and not value.isdecimal():
+        if program.get("fields", {}).get(option) == "nodes" and is_inside and not value.isdecimal():
             result.note(f"{where}: {name} {option} {value}", f"changed: Slurm gives {says.get('nodes') or 1}")
-        elif field:
-            says[field] = _as_ours(option, field, value)
-        if PLACING.search(field or option):
-            result.note(f"{where}: {name} {option}", "dropped, since the launcher sees to it")
-        elif not field and option not in program.get("flags", ()):
-            result.note(f"{where}: {name} {option}")
+        else:
+            _take_option(name, option, value, result, where)
     for word in words[: program.get("skips", 0)]:
         what = f"changed: runs in the host's Python, not in {word}" if program.get("image") else "dropped"
         result.note(f"{where}: {name} {words.pop(0)}", what)
@@ -443,6 +439,21 @@ def _inside(name: str, words: list[str], result: Imported, where: str) -> list[s
         result.note(f"{where}: {name}", f"changed: the script is given {added}, as {name} does")
     result.take_arguments(where, words)
     return []
+
+
+def _take_option(name: str, option: str, value: str, result: Imported, where: str) -> None:
+    """Note what an option of a program says, or that it is dropped."""
+    field = COMMANDS[name].get("fields", {}).get(option)
+    if field == "variable" and (assigned := ASSIGNMENT.fullmatch(value)):
+        result.take_variable(f"{where}: {assigned[1]}", assigned[1], assigned[3])
+    elif field == "variables":
+        _take_exported(where, value, result)
+    elif field:
+        result.says[field] = _as_ours(option, field, value)
+    if PLACING.search(field or option):
+        result.note(f"{where}: {name} {option}", "dropped, since the launcher sees to it")
+    elif not field and option not in COMMANDS[name].get("flags", ()):
+        result.note(f"{where}: {name} {option}")
 
 
 def settle(result: Imported, where: str, nodes: int = 0, strategy: str | None = None) -> None:
