@@ -691,6 +691,7 @@ HYPERPARAMETERS = {
     'a = 1\nfor a in range(3):\n    pass\n{"a": a}': ({}, "a is assigned in lines 1 and 2"),
     'a = 1\ndef f(a):\n    pass\n{"a": a}': ({"a": 1}, ""),
     'a = 1\na = {"a": a}\na': ({"a": 1}, "a is assigned in lines 1 and 2"),
+    '{12: 1}': ({"12": 1}, ""),
     '{"a": 1, f("abc"): 2}': ({"a": 1}, "the key f(…) is computed"),
 }  # fmt: skip
 

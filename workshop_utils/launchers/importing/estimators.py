@@ -236,7 +236,7 @@ def _words(given: Any, result: Imported, where: str) -> list[str]:
     words: list[str] = []
     for name, value in given.items():
         text = json.dumps(value) if isinstance(value, list | dict) else str(value)
-        words += ["-" * min(2, len(name)) + name, text if _is_known(value) else UNKNOWN]
+        words += ["-" * min(2, len(str(name))) + str(name), text if _is_known(value) else UNKNOWN]
     return words
 
 
