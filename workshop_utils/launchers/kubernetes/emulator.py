@@ -330,7 +330,7 @@ def _volume(pod: Pod, name: str) -> dict[str, Any]:
 def _config_maps(volume: Mapping[str, Any]) -> list[str]:
     """The names of the ConfigMaps in a projected volume."""
     sources = volume.get("projected", {}).get("sources", [])
-    return [each["configMap"]["name"] for each in sources if "configMap" in each]
+    return [each["configMap"]["name"] for each in sources if each.get("configMap", {}).get("name")]
 
 
 def _unpacked(pod: Pod, carried: Mapping[tuple[str, str], bytes]) -> dict[str, bytes]:
