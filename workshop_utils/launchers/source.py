@@ -82,7 +82,7 @@ def packed(job: TrainingJob, texts: Mapping[str, str] | None = None, left_out: I
     Raises:
         JobError: if a link leads out of the folder, the folder is too large, or it has a module of this package's name.
     """
-    sources = set(job.channels.values()) - {"digits", "mnist"}
+    sources = set(job.channels.values()).difference(data.NAMED)
     apart = {Path(path).expanduser().resolve() for path in (job.outputs, job.checkpoints, *sources) if path}
     apart -= {job.script_path.resolve(), *job.script_path.resolve().parents}
     files = {name: path for name, path in paths_below(job.folder, apart) if name not in left_out}
