@@ -125,7 +125,7 @@ class Run(ABC):
             with self._changed:
                 self._records += [record] if record else []
                 self._arrived.append(
-                    record or LogLine(name, line, seconds, self._stream_of(name, line, origin))
+                    record or LogLine(name, line, seconds, self._stream_of(worker, name, line, origin))
                 )
                 try:
                     if self.keeps_logs:
@@ -137,8 +137,8 @@ class Run(ABC):
                     self._arrived.append(LogLine(self.name, problem, seconds, "stderr"))
                 self._changed.notify_all()
 
-    def _stream_of(self, worker: str, text: str, stream: str) -> str:
-        """The stream of a line; what is no output of the script has one of its own."""
+    def _stream_of(self, process: str, worker: str, text: str, stream: str) -> str:
+        """The stream of a worker's line, which `process` has printed; what is no output of the script has its own."""
         return stream
 
     def _finish(self, state: RunState, reason: str = "") -> None:

@@ -10,7 +10,7 @@ import pytest
 from conftest import failure_of
 
 from workshop_utils.launchers.kubernetes import EmulatedKubernetes
-from workshop_utils.launchers.local import Local
+from workshop_utils.launchers.local import Local, hang
 from workshop_utils.launchers.sagemaker import EmulatedSageMaker
 
 pytestmark = [pytest.mark.processes, pytest.mark.usefixtures("nothing_is_left")]
@@ -107,6 +107,34 @@ def test_processes_that_a_worker_has_started_answer_as_well_and_the_environment_
     ), said
     assert "printed last:\n  True False\n  True False\n" in said
     assert len(re.findall(r"child \(train\.py, line \d+\)", said)) == 2, said
+
+
+def test_ranks_that_share_an_output_are_asked_first_and_each_that_does_not_answer_is_named(
+    make_job, monkeypatch
+):
+    monkeypatch.setattr(
+        hang, "ANSWERING_SECONDS", hang.ASKING_SECONDS
+    )  # so one that is deaf takes all that is left
+    script = """
+        import subprocess
+        rank = int(os.environ.get("RANK", -1))
+        if rank < 0:  # as torchrun does
+            for number in range(9):
+                subprocess.Popen([sys.executable, *sys.argv], env={**os.environ, "RANK": str(number)})
+        if rank in range(6):
+            os.kill(os.getpid(), signal.SIGSTOP)
+        if rank == 7:
+            signal.signal(signal.SIGUSR1, lambda *_: None)
+        time.sleep(1000)
+    """
+    said = failure_of(Local().launch(make_job(SAY, script, timeout="8s")))
+    ranks = [rf"process \d+ \(rank {rank}\) of worker-0" for rank in range(9)]
+    pattern = "".join(rf"{rank} did not answer: it is stopped\. " for rank in ranks[:6])
+    pattern += (
+        rf"{ranks[7]} did not answer: it is sleeping, and it may handle SIGUSR1 itself, or print elsewhere\. "
+    )
+    pattern += rf"{ranks[6]} waits at train\.py, line \d+ \(in <module>\)\. "
+    assert re.search(rf"{pattern}{ranks[8]}, worker-0 were not asked: 5 s had passed\.\n", said), said
 
 
 ONE_STANDS_ELSEWHERE = """

@@ -9,14 +9,15 @@ import re
 import signal
 import time
 from collections import defaultdict
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import psutil
 
 from workshop_utils import logs
-from workshop_utils.runs import STACK, Run
+from workshop_utils.place import RANK_VARIABLES
+from workshop_utils.runs import STACK
 
 if TYPE_CHECKING:
     from workshop_utils.launchers.local.run import ProcessRun
@@ -26,6 +27,7 @@ ANSWERING_SECONDS = 1.0  # for processes that are asked at the same time
 QUIET_SECONDS = 0.05  # after which stacks have come whole
 MOST_SHOWN = 8  # processes
 LAST_LINES = 3  # of each
+STOPPED = (psutil.STATUS_STOPPED, psutil.STATUS_TRACING_STOP)  # and so cannot answer
 
 # A stack as Python's faulthandler prints it: a heading, then the frames, the innermost first.
 HEADING = re.compile(r".*?(Current thread .+|Thread .+|Stack) \(most recent call first\):$")
@@ -43,7 +45,9 @@ class Hang:
     def __init__(self) -> None:
         self.has_begun, self._seconds = False, 0.0  # since the launch
         self._states: dict[int, str] = {}  # psutil's words, such as "sleeping", by process
-        self._ranks: dict[int, str] = {}  # as torchrun has told them, "" where it has not
+        self._ranks: dict[int, str] = {}  # as its launcher has told a process, "" where it has not
+        self._outputs: dict[int, str] = {}  # the name of the output that a process shares
+        self._is_asked: dict[int, bool] = {}  # of those that can answer
         self._asked: dict[str, int] = {}  # the process that was asked last, by the name of the output
         self._lines: dict[tuple[str, int], list[str]] = {}  # of stacks, by worker and process
 
@@ -53,27 +57,48 @@ class Hang:
         Those that share an output are asked one after the other, or their lines would mix.
         """
         self.has_begun, self._seconds = True, run.seconds
-        names = {pid: name for name, pid in run.process_ids.items()}
-        started = {start["pid"] for start in run.starts}
-        sharing: dict[str, list[int]] = defaultdict(list)
-        with contextlib.suppress(psutil.NoSuchProcess):
-            for top in psutil.Process(supervisor).children():
-                for process in (top, *top.children(recursive=True)):
-                    with contextlib.suppress(psutil.Error):
-                        self._states[process.pid] = process.status()
-                        if top.pid in names and _answers(process, started):
-                            sharing[names[top.pid]].append(process.pid)
-                            self._ranks[process.pid] = process.environ().get("RANK", "")
+        sharing = self._look(run, supervisor)
         end = time.monotonic() + ASKING_SECONDS
         try:
             for pids in itertools.zip_longest(*sharing.values()):
+                if time.monotonic() >= end:
+                    break
                 asked = {name: pid for name, pid in zip(sharing, pids, strict=True) if pid is not None}
                 self._asked.update(asked)
                 for pid in asked.values():
+                    self._is_asked[pid] = True
                     _send(pid, signal.SIGUSR1)
                 self._await_answers(asked.values(), min(end, time.monotonic() + ANSWERING_SECONDS))
         finally:
             _send(supervisor, signal.SIGUSR2)
+
+    def _look(self, run: ProcessRun, supervisor: int) -> dict[str, list[int]]:
+        """Look at every process below `supervisor`; those that can answer, by output, are returned to be asked.
+
+        Ranks come first, and what has started others last.
+        """
+        names = {pid: name for name, pid in run.process_ids.items()}
+        started = {start["pid"] for start in run.starts}
+        able: dict[str, list[int]] = defaultdict(list)
+        parents: dict[int, int] = {}
+        with contextlib.suppress(psutil.NoSuchProcess):
+            for top in psutil.Process(supervisor).children():
+                for process in (top, *top.children(recursive=True)):
+                    with contextlib.suppress(psutil.Error):
+                        pid, state, parents[process.pid] = process.pid, process.status(), process.ppid()
+                        self._states[pid], self._ranks[pid] = state, _rank(process)
+                        if top.pid in names:
+                            self._outputs[pid] = names[top.pid]
+                            if state not in STOPPED and _answers(process, started):
+                                able[names[top.pid]].append(pid)
+
+        def order(pid: int) -> tuple[bool, bool]:  # what a rank starts inherits its number
+            is_rank = self._ranks[pid] and self._ranks[pid] != self._ranks.get(parents[pid])
+            return not is_rank, pid in parents.values()
+
+        sharing = {name: sorted(pids, key=order) for name, pids in able.items()}
+        self._is_asked |= {pid: False for pids in sharing.values() for pid in pids}
+        return sharing
 
     def _await_answers(self, pids: Collection[int], end: float) -> None:
         count, since = -1, time.monotonic()
@@ -85,30 +110,40 @@ class Hang:
                 return
             time.sleep(QUIET_SECONDS / 5)
 
-    def take(self, run: Run, worker: str, text: str) -> bool:
-        """Take in a line of a stack that `worker` has printed; whether it is one."""
+    def take(self, process: str, worker: str, text: str) -> bool:
+        """Take in a line of a stack, which `process` has printed, perhaps for `worker`; whether it is one."""
         if not (self._asked and (HEADING.match(text) or FRAME.match(text))):
             return False
-        # What mpirun and its like print is their ranks', whom they name.
-        starters = (pid for name, pid in self._asked.items() if name not in run.workers)
-        pid = self._asked.get(worker) or next(starters, 0)
-        self._lines.setdefault((worker, pid), []).append(text)
+        self._lines.setdefault((worker, self._asked.get(process, 0)), []).append(text)
         return True
+
+    def _silent(self) -> list[int]:
+        """The processes that have printed no stack, though they were asked, or because they are stopped."""
+        heard = {pid for _, pid in list(self._lines)}
+        known = [pid for pid in list(self._outputs) if pid not in heard]
+        return [pid for pid in known if self._is_asked.get(pid) or self._states[pid] in STOPPED]
+
+    def _name(self, run: ProcessRun, pid: int, worker: str = "") -> str:
+        """What a process is called; `worker` is the one that its lines name, if they do."""
+        worker = worker or self._outputs[pid]
+        if pid == run.process_ids.get(worker):
+            return worker
+        rank = f" (rank {self._ranks[pid]})" if self._ranks.get(pid) else ""
+        started = {start["pid"]: start["worker"] for start in run.starts}
+        return started.get(pid, f"process {pid}{rank} of {worker}")
 
     def _stacks(self, run: ProcessRun) -> dict[str, dict[str, Frames]]:
         """The stacks of each worker's processes by what they are called, helpers and launchers left out."""
-        started = {start["pid"]: start["worker"] for start in run.starts}
         stacks: dict[str, dict[str, Frames]] = defaultdict(dict)
+        several = {self._outputs[pid] for pid in self._silent()}
         # torchrun does not tell which of its workers has printed a line.
         for worker in dict.fromkeys([*run.workers, *(name for name, _ in self._lines)]):
             frames = {pid: _frames(lines) for (name, pid), lines in self._lines.items() if name == worker}
             frames = {pid: each for pid, each in frames.items() if each}
             users = {pid: each for pid, each in frames.items() if any(map(_is_the_users, each))}
             for pid, each in (users or frames).items():
-                is_it = len(users or frames) == 1 or pid == run.process_ids.get(worker)
-                rank = f" (rank {self._ranks[pid]})" if self._ranks.get(pid) else ""
-                name = worker if is_it else started.get(pid, f"process {pid}{rank} of {worker}")
-                stacks[worker][name] = each
+                is_it = len(users or frames) == 1 and worker not in several
+                stacks[worker][worker if is_it else self._name(run, pid, worker)] = each
         return stacks
 
     def explained(self, run: ProcessRun) -> str:
@@ -122,41 +157,60 @@ class Hang:
         return "".join([self.diagnosis(run), *shown[:MOST_SHOWN], self.shown_stacks(run), where])
 
     def diagnosis(self, run: ProcessRun) -> str:
-        """Name the workers that did not answer, or that stand elsewhere than the others, and where those wait.
+        """Name the processes that did not answer, or that stand elsewhere than the others, and where those wait.
 
         Where one stands is the innermost line of the training script.
         """
-        pids = run.process_ids | {start["worker"]: start["pid"] for start in run.starts}
         steps: dict[str, int] = {}
         for record in run.records:
             steps[record["worker"]] = record["step"]
         standing: dict[str, list[str]] = defaultdict(list)
-        sentences, ended, stacks = [], [], self._stacks(run)
+        stacks = self._stacks(run)
         for each in stacks.values():
             for name, frames in each.items():
                 standing[_position(frames)].append(name)
-        answered = {*stacks, *itertools.chain(*stacks.values())}
-        for worker in run.workers:
-            if worker in answered:
-                continue
-            state = self._states.get(pids.get(worker, 0), "zombie")
-            if worker not in pids and answered.issubset(run.workers):
-                sentences.append(f"{worker} neither answered nor reported a start (`place.here()`).")
-            elif state != "zombie":
-                last = f"; its last report was of step {steps[worker]}" if worker in steps else ""
-                was_asked = pids.get(worker) in self._ranks and state in ("running", "sleeping")
-                handles = ", and its script may handle SIGUSR1 itself" if was_asked else ""
-                sentences.append(f"{worker} did not answer: its process is {state}{handles}{last}.")
-            elif worker in pids:  # gone, or about to be
-                ended.append(worker)
+        sentences, ended = self._silences(run, stacks, steps)
         for position, names in sorted(standing.items(), key=lambda item: len(item[1])):
             verb = "waits" if len(names) == 1 else "wait"
             reached = {steps[name] for name in names if name in steps}
             last = f" after step {max(reached)}" if reached else ""
             sentences.append(f"{', '.join(names)} {verb} at {position}{last}.")
+        if left := [self._name(run, pid) for pid, is_asked in list(self._is_asked.items()) if not is_asked]:
+            verb = "was" if len(left) == 1 else "were"
+            sentences.append(f"{', '.join(left)} {verb} not asked: {ASKING_SECONDS:g} s had passed.")
         if ended:
             sentences.append(f"{', '.join(ended)} had ended before.")
         return " ".join(sentences)
+
+    def _silences(
+        self, run: ProcessRun, stacks: Mapping[str, Mapping[str, Frames]], steps: Mapping[str, int]
+    ) -> tuple[list[str], list[str]]:
+        """Sentences on those that gave no stack, workers first; and the names of workers that had ended."""
+        pids = run.process_ids | {start["worker"]: start["pid"] for start in run.starts}
+        placed = {*itertools.chain(*stacks.values())}
+        answered = {*stacks, *placed}
+        named = {self._name(run, pid): pid for pid in self._silent()}
+        spoken_for = {self._outputs.get(pid) for _, pid in list(self._lines)}  # by ranks below, as mpirun is
+        unheard = [name for name in run.workers if name not in answered | spoken_for]
+        silent = {name: pids.get(name) for name in unheard}
+        silent |= {name: pid for name, pid in named.items() if name not in placed}
+        sentences, ended = [], []
+        for name, pid in silent.items():
+            state = self._states.get(pid or 0, "zombie")
+            if pid is None:
+                if answered.issubset(run.workers):
+                    sentences.append(f"{name} neither answered nor reported a start (`place.here()`).")
+            elif state == "zombie":  # gone, or about to be
+                ended.append(name)
+            elif self._is_asked.get(pid, True):  # those that were not are named apart
+                last = f"; its last report was of step {steps[name]}" if name in steps else ""
+                it, why = "it", "it may handle SIGUSR1 itself, or print elsewhere"
+                if name in run.workers:
+                    it, why = "its process", "its script may handle SIGUSR1 itself"
+                is_able = pid in self._is_asked and state in ("running", "sleeping")
+                handles = f", and {why}" if is_able else ""
+                sentences.append(f"{name} did not answer: {it} is {state}{handles}{last}.")
+        return sentences, ended
 
     def shown_stacks(self, run: ProcessRun) -> str:
         """The stacks, in lines; empty if no process answered.
@@ -177,6 +231,12 @@ class Hang:
 def _send(pid: int, number: int) -> None:
     with contextlib.suppress(OSError):
         os.kill(pid, number)
+
+
+def _rank(process: psutil.Process) -> str:
+    """The rank of a process, as its launcher has told it in a variable; "" where there is none."""
+    variables = process.environ()
+    return next((variables[name] for name, *_ in RANK_VARIABLES if name in variables), "")
 
 
 def _answers(process: psutil.Process, started: Collection[int]) -> bool:

@@ -237,8 +237,8 @@ class ProcessRun(Run):
             finally:  # or who waits for the run would wait for ever
                 self._finish(state, reason)
 
-    def _stream_of(self, worker: str, text: str, stream: str) -> str:
-        return STACK if self._hang.take(self, worker, text) else stream
+    def _stream_of(self, process: str, worker: str, text: str, stream: str) -> str:
+        return STACK if self._hang.take(process, worker, text) else stream
 
     def _verdict(self, event: Event) -> tuple[RunState, str]:
         if event["outcome"] in ("succeeded", "stopped"):
