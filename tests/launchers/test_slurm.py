@@ -244,11 +244,16 @@ def test_data_that_a_node_does_not_see_is_named(make_job, target, tmp_path):
 
 def test_requirements_are_those_of_the_nodes_python(make_job, tmp_path):
     job = make_job("")
-    (job.folder / "requirements.txt").write_text("num_py>=2\n")
+    (job.folder / "requirements.txt").write_text("num_py>=2\ntomli; python_version < '3.11'\n")
     python = tmp_path / "python"
     python.touch(0o700)
     for text, says in (
         ("#!/bin/sh\necho Num.Py 2.1\n", None),
+        (
+            "#!/bin/sh\necho Loading the modules of this site\necho Num.Py 2.1\necho Num.Py 1.0\necho None None\n",
+            None,
+        ),
+        ("#!/bin/sh\necho Num.Py 2.1\necho python_version=3.9\n", rf"tomli; .*, which {python} lacks: "),
         ("#!/bin/sh\necho Other 2.1\n", rf"{python} lacks: `uv pip install --python {python} .num_py"),
         ("#!/bin/sh\nexit 1\n", f"{python} does not run here, to list its packages"),
     ):

@@ -17,8 +17,16 @@ from workshop_utils.jobs import JobError
 
 FEW = 5  # are named in a message
 BUILDS = ("cpu", "gpu", "headless", "binary")  # of the same modules, such as tensorflow-cpu
-# Prints name and version of every package.
-LIST = "from importlib import metadata\nfor one in metadata.distributions(): print(one.metadata['Name'], one.version)"
+# Prints name and version of every package, and what markers such as `python_version < '3.11'` ask for.
+LIST = """
+import platform
+from importlib import metadata
+for one in metadata.distributions():
+    print(one.metadata["Name"], one.version)
+print("python_version=" + ".".join(platform.python_version_tuple()[:2]))
+print("python_full_version=" + platform.python_version())
+print("platform_python_implementation=" + platform.python_implementation())
+"""
 
 
 def require(file: Path, python: str = sys.executable) -> None:
@@ -27,8 +35,10 @@ def require(file: Path, python: str = sys.executable) -> None:
     Options such as `--index-url`, and paths, say where packages are, not which, and are passed over.
     """
     is_other = python != sys.executable
-    installed = _packages_of(python)
-    lacking = {text: _version(text, installed) for text in _lines(file) if not _is_met(text, installed)}
+    installed, markers = _packages_of(python)
+    lacking = {
+        text: _version(text, installed) for text in _lines(file) if not _is_met(text, installed, markers)
+    }
     if not lacking:
         return
     # PyTorch's packages for this machine's GPU, or for CPUs; which those are on Slurm's nodes is not known.
@@ -65,20 +75,33 @@ def _lines(file: Path, named_by: frozenset[Path] = frozenset()) -> Iterator[str]
             yield text
 
 
-def _packages_of(python: str) -> dict[str, str]:
-    """The versions of an interpreter's packages, by name. Raises JobError if it does not run here."""
+def _packages_of(python: str) -> tuple[dict[str, str], dict[str, str]]:
+    """The versions of an interpreter's packages by name, and its values of markers where it is not this one.
+
+    Of two copies the first counts, as for an import. Raises JobError if the interpreter does not run here.
+    """
     if python == sys.executable:
-        return {canonicalize_name(one.metadata["Name"]): one.version for one in metadata.distributions()}
+        packages, markers = [(one.metadata["Name"], one.version) for one in metadata.distributions()], {}
+    else:
+        listed = _listed_by(python)
+        packages = re.findall(r"^([\w.-]+) (\d\S*)$", listed, re.MULTILINE)
+        markers = dict(re.findall(r"^(p\w+)=(\S+)$", listed, re.MULTILINE))
+    # A folder without metadata has no name.
+    return {
+        canonicalize_name(name): version for name, version in reversed(packages) if name and version
+    }, markers
+
+
+def _listed_by(python: str) -> str:
     try:
-        listed = subprocess.run([python, "-c", LIST], capture_output=True, text=True, check=True).stdout
+        return subprocess.run([python, "-c", LIST], capture_output=True, text=True, check=True).stdout
     except (OSError, subprocess.CalledProcessError):
         raise JobError(f"{python} does not run here, to list its packages: use --no-requirements") from None
-    return {canonicalize_name(name): version for name, version in map(str.split, listed.splitlines())}
 
 
-def _is_met(text: str, installed: Mapping[str, str]) -> bool:
+def _is_met(text: str, installed: Mapping[str, str], markers: Mapping[str, str]) -> bool:
     wanted = _requirement(text)
-    if wanted is not None and wanted.marker is not None and not wanted.marker.evaluate():
+    if wanted is not None and wanted.marker is not None and not wanted.marker.evaluate({**markers}):
         return True
     version = _version(text, installed)
     return bool(wanted and version and wanted.specifier.contains(version, prereleases=True))

@@ -181,6 +181,20 @@ def test_requirements_are_met_or_refused_with_the_command_that_installs_them(mak
     assert Local().render(job.replace(requirements=False))
 
 
+def test_of_two_copies_of_a_package_the_first_counts_and_one_without_a_name_does_not(
+    make_job, tmp_path, monkeypatch
+):
+    for folder, version in (("first", "1.0"), ("second", "2.0")):
+        monkeypatch.syspath_prepend(tmp_path / folder)
+        info = tmp_path / folder / f"zzz-{version}.dist-info"
+        info.mkdir(parents=True)
+        (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: zzz\nVersion: {version}\n")
+        (tmp_path / folder / "without_a_name-1.0.dist-info").mkdir()
+    job = make_job("")
+    (job.folder / "requirements.txt").write_text("zzz==2.0")  # now the first on the path
+    assert Local().render(job)
+
+
 def test_what_this_machine_cannot_give_is_refused_by_name(make_job, monkeypatch):
     memory = type("Memory", (), {"total": 8 * 2**30})
     monkeypatch.setattr(environment.psutil, "virtual_memory", memory)
