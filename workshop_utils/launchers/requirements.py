@@ -27,6 +27,8 @@ print("python_version=" + ".".join(platform.python_version_tuple()[:2]))
 print("python_full_version=" + platform.python_version())
 print("platform_python_implementation=" + platform.python_implementation())
 """
+ARCHIVE = r"[^\s;@]+\.(?:whl|zip|tar\.gz|tgz|tar\.bz2)(?:[\s;]|$)"
+PATH = re.compile(rf"[./~\\]|file:|(?![\w+.-]+://)(?:[^\s;@]*[/\\]|{ARCHIVE})")
 
 
 def require(file: Path, python: str = sys.executable) -> None:
@@ -66,12 +68,12 @@ def _lines(file: Path, named_by: frozenset[Path] = frozenset()) -> Iterator[str]
     """What the lines of `file`, and of the files that it names, ask for."""
     files = named_by | {file.resolve()}
     for line in re.sub(r"\\\n", " ", file.read_text(encoding="utf-8-sig", errors="replace")).splitlines():
-        text = re.split(r"(?:^|\s)#|\s--hash", line)[0].strip()
+        text = re.split(r"(?:^|\s)#|(?<=\S)\s+--?[A-Za-z]", line)[0].strip()
         if other := re.match(r"(?:-r|--requirement)[ =]*(\S+)", text):
             path = file.parent / other[1]
             if path.resolve() not in files:
                 yield from _lines(path, files) if path.is_file() else [text]
-        elif text and not re.match(r"[-./~]|file:", text):
+        elif text and not text.startswith("-") and not PATH.match(text):
             yield text
 
 

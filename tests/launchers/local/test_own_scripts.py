@@ -160,6 +160,8 @@ def test_channels_are_named_as_on_sagemaker(make_job, tmp_path):
             "numpy\nnothing-of-this-name==1.0",
             "nothing-of-this-name==1.0, which this environment lacks: `uv pip",
         ),
+        ("wheels/own.whl\nown-1.0.whl\n./own ; python_version > '3'", None),
+        ("numpy --config-settings=fast=1\npandas -C fast=1", None),
         ("numpy==1.0.0", f"numpy==1.0.0 where there is {numpy.__version__}; with requirements: false"),
         (
             "\n".join(f"nothing-{n}" for n in range(9)),
