@@ -46,22 +46,23 @@ def require(file: Path, python: str = sys.executable) -> None:
     # PyTorch's packages for this machine's GPU, or for CPUs; which those are on Slurm's nodes is not known.
     where, backend = (python, "") if is_other else ("this environment", "--torch-backend=auto ")
     missing = [text for text, version in lacking.items() if version is None]
-    pinned = [f"{text} where there is {version}" for text, version in lacking.items() if version is not None]
+    pinned = [f"{text}, but {version} is installed" for text, version in lacking.items() if version]
     reasons = []
     if missing:
         words = f"-r {shlex.quote(str(file))}" if len(missing) > FEW else shlex.join(missing)
         install = f"uv pip install {backend}--python {shlex.quote(python)} {words}"
-        reasons.append(f"{_few(missing)}, which {where} lacks: `{install}` installs it")
-    reasons += [_few(pinned)] if pinned else []
+        them = "it" if len(missing) == 1 else "them"
+        reasons.append(f"{_few(missing)}, which {where} lacks: `{install}` installs {them}")
+    reasons += [_few(pinned, "; and for ")] if pinned else []
     raise JobError(
         f"{file.name} asks for {'; and for '.join(reasons)}; with requirements: false in job.yaml (--no-requirements) "
         "the script gets what is there"
     )
 
 
-def _few(texts: Sequence[str]) -> str:
+def _few(texts: Sequence[str], comma: str = ", ") -> str:
     more = f" and {len(texts) - FEW} more" if len(texts) > FEW else ""
-    return ", ".join(texts[:FEW]) + more
+    return comma.join(texts[:FEW]) + more
 
 
 def _lines(file: Path, named_by: frozenset[Path] = frozenset()) -> Iterator[str]:

@@ -162,7 +162,11 @@ def test_channels_are_named_as_on_sagemaker(make_job, tmp_path):
         ),
         ("wheels/own.whl\nown-1.0.whl\n./own ; python_version > '3'", None),
         ("numpy --config-settings=fast=1\npandas -C fast=1", None),
-        ("numpy==1.0.0", f"numpy==1.0.0 where there is {numpy.__version__}; with requirements: false"),
+        ("numpy==1.0.0", f"numpy==1.0.0, but {numpy.__version__} is installed; with requirements: false"),
+        (
+            "numpy==1.0\npandas==1.0",
+            f"numpy==1.0, but {numpy.__version__} is installed; and for pandas==1.0, but ",
+        ),
         (
             "\n".join(f"nothing-{n}" for n in range(9)),
             "nothing-0, nothing-1, nothing-2, nothing-3, nothing-4 and 4",
