@@ -14,6 +14,7 @@ from packaging.requirements import InvalidRequirement, Requirement
 from packaging.utils import canonicalize_name
 
 from workshop_utils.jobs import JobError
+from workshop_utils.launchers.output import SECRET_VALUE
 
 FEW = 5  # are named in a message
 BUILDS = ("cpu", "gpu", "headless", "binary")  # of the same modules, such as tensorflow-cpu
@@ -46,13 +47,15 @@ def require(file: Path, python: str = sys.executable) -> None:
     # PyTorch's packages for this machine's GPU, or for CPUs; which those are on Slurm's nodes is not known.
     where, backend = (python, "") if is_other else ("this environment", "--torch-backend=auto ")
     missing = [text for text, version in lacking.items() if version is None]
-    pinned = [f"{text}, but {version} is installed" for text, version in lacking.items() if version]
+    pinned = [f"{_masked(text)}, but {version} is installed" for text, version in lacking.items() if version]
     reasons = []
     if missing:
-        words = f"-r {shlex.quote(str(file))}" if len(missing) > FEW else shlex.join(missing)
+        shown = [*map(_masked, missing)]
+        by_file = len(missing) > FEW or shown != missing
+        words = f"-r {shlex.quote(str(file))}" if by_file else shlex.join(missing)
         install = f"uv pip install {backend}--python {shlex.quote(python)} {words}"
         them = "it" if len(missing) == 1 else "them"
-        reasons.append(f"{_few(missing)}, which {where} lacks: `{install}` installs {them}")
+        reasons.append(f"{_few(shown)}, which {where} lacks: `{install}` installs {them}")
     reasons += [_few(pinned, "; and for ")] if pinned else []
     raise JobError(
         f"{file.name} asks for {'; and for '.join(reasons)}; with requirements: false in job.yaml (--no-requirements) "
@@ -63,6 +66,14 @@ def require(file: Path, python: str = sys.executable) -> None:
 def _few(texts: Sequence[str], comma: str = ", ") -> str:
     more = f" and {len(texts) - FEW} more" if len(texts) > FEW else ""
     return comma.join(texts[:FEW]) + more
+
+
+def _masked(text: str) -> str:
+    """`text` without the user of an address where a password or a key is in it."""
+    if not SECRET_VALUE.search(text):
+        return text
+    text = re.sub(r"://[^/\s]+@", "://****@", text)
+    return re.sub(rf"(?:{SECRET_VALUE.pattern})\S*", "****", text)
 
 
 def _lines(file: Path, named_by: frozenset[Path] = frozenset()) -> Iterator[str]:

@@ -187,6 +187,26 @@ def test_requirements_are_met_or_refused_with_the_command_that_installs_them(mak
     assert Local().render(job.replace(requirements=False))
 
 
+@pytest.mark.parametrize(
+    ("secret", "shown"),
+    [
+        ("git+https://user:ghp_x@example.com/zzz", "git+https://****@example.com/zzz"),
+        ("git+https://ghp_0123456789@example.com/zzz", "git+https://****@example.com/zzz"),
+        ("zzz @ https://user:p@ss@example.com/zzz.whl", "zzz @ https://****@example.com/zzz.whl"),
+        ("zzz @ https://example.com/ghp_0123456789/zzz.whl", "zzz @ https://example.com/****"),
+    ],
+)
+def test_a_secret_in_a_requirement_is_not_shown(make_job, secret, shown):
+    job = make_job("")
+    (job.folder / "requirements.txt").write_text(f"{secret}\nyyy")
+    with pytest.raises(JobError) as refusal:
+        Local().render(job)
+    said = str(refusal.value)
+    assert said.startswith(f"requirements.txt asks for {shown}, yyy, which this environment lacks: `uv pip ")
+    assert f"-r {job.folder}/requirements.txt` installs them; " in said
+    assert not any(word in said for word in ("ghp_", "user", "p@ss"))
+
+
 def test_of_two_copies_of_a_package_the_first_counts_and_one_without_a_name_does_not(
     make_job, tmp_path, monkeypatch
 ):
