@@ -145,8 +145,9 @@ def test_a_secret_is_known_by_its_form_and_shown_nowhere(described_by):
     hub, gitlab, web = "hf_abcDEF1234567890xyz", "glpat-abcdefghijkl", "eyJhbGciOi.eyJzdWIi.sig"
     text = f"""#SBATCH --comment="wandb_token=hidden1" --account=$A -p gpu
 source login.sh --token hidden2
+[ -n x ] && A="--api-key hidden5"
 export X={gitlab} Y={web}
-python train.py --key {hub} --api-key=hidden*3 --api_key hidden*4 $X {hub}/x --max_token_len 512 --image_key jpg"""
+python train.py --key {hub} --api-key=hidden*3 --api_key hidden*4 $A $X {hub}/x --max_token_len 512 --image_key jpg"""
     result = described_by("job.sbatch", text)
     assert result.job["arguments"] == {"max_token_len": 512, "image_key": "jpg"}
     assert (result.place, result.job.get("environment")) == ({"options": ["-p gpu"]}, None)
@@ -195,6 +196,7 @@ SAID = {
     "deepspeed --no_local_rank train.py": ({"arguments": {}}, "-local-rank"),
     "mpirun -np 2 python train.py --no horovod": ({"strategy": "mpi"}, "-guess"),
     "srun apptainer exec --nv a.sif torchrun train.py": ({}, "changed: runs in the host's Python, not in a.sif"),
+    "python - <<E\nprint(1)\nE\npython train.py 1": ({"arguments": [1]}, "python: dropped"),
     "python $1": ({"script": "train.py"}, "changed: the script's name is computed"),
     "python other/train.py": ({"script": "train.py"}, "other/train.py: changed: it is train.py"),
     "E=3\nif a; then\nE=1\nfi\npython train.py $E": ({"arguments": [1]}, "line 5: E: changed: it is set in a branch"),

@@ -19,7 +19,7 @@ SECRET_VALUE = re.compile(
 SECRET = re.compile(
     r"(?i)secret|pass(w|phr|$)|[._-]pwd?$|auth(?!or)|cred(?!it)"
     r"|(?<!(?:max|min|num|pad|eos|bos|cls|sep|unk)[_-])(?<!mask[_-])token(?!iz|s|[_-](?:len|dim|type))"
-    r"|(?<!(?:image|label|input|audio|video)[_-])(?<!(?:text|data|sort)[_-])key(_id)?$"
+    r"|(?<!(?:image|label|input|audio|video)[_-])(?<!(?:text|sort)[_-])key(_id)?$"
 )
 LAST_LINES = 12  # of a worker that failed without a traceback, in the message
 MOST_LINES = 10, 20  # of a traceback, from its beginning and from its end

@@ -36,6 +36,7 @@ ESCAPED = AS_MEANT | {stand_in: f"\\{sign}" for stand_in, sign in AS_MEANT.items
 IN_NAMES = {sign: stand_in for sign, stand_in in STAND_INS.items() if chr(sign) not in "${}*"}
 SPACE = chr(STAND_INS[ord(" ")])
 SPACES = {STAND_INS[ord(sign)]: " " for sign in " \t\n"}
+# How many branches deeper a word leads, and what ends a line, in a text with stand-ins.
 BRANCHES = {"if": 1, "fi": -1, "case": 1, "esac": -1}
 LINE = re.compile(f"[\n{GONE}{chr(STAND_INS[10])}]")
 _PART = r"""'[^']*'|"(?:\\.|[^"\\])*"|\\.|[^()'"\\]"""
@@ -59,6 +60,7 @@ LIST = re.compile(r"(?<=\w=)\(([^()]*)\)|(?<=\w\+=)\(([^()]*)\)")
 VARIABLE = re.compile(
     rf"\$(\{{)?(\w+|[@*])(?(1)(?:\[[@*]\])?(?::?[-=]({_ANY}))?\}})|\$(?:\{{{_ANY}\}}|\{{.*|[?$])"
 )
+MODEL = re.compile(r"(^|[:,])(?!gpu)[a-z]\w*:\d")  # of a GPU, or another resource
 EXPANDED = re.compile(r"(?:^|=)~|\*|\{[^{}\s'\"]+(?:,|\.\.)[^{}\s'\"]+\}")  # what a shell replaces by names
 
 
@@ -170,6 +172,7 @@ class _Shell:
         _refuse_template(result, place, meant[:1])
         trial = Imported(result.file, result.folder, result.target, says=dict(result.says))
         if name in TABLES["sets_up"] and result.target == "slurm" and meant[1:2] != ["run"]:
+            self.say_branches(place)
             self.set_up(f"{place}: {name}", raw)
         elif code := take_command(list(meant), trial, place):
             self.say_branches(place)
@@ -188,13 +191,15 @@ class _Shell:
             program = name.partition("=")[0]
             what = "changed: what it repeats is run once" if name in TABLES["loops"] else "dropped"
             result.note(f"{place}: {program}", what)
-            self.unknown += [f"{program} in {place}"] if program not in TABLES["idle"] else []
+            if program not in TABLES["idle"] and re.fullmatch(r"[\w./+-]+", program):
+                self.unknown.append(f"{program} in {place}")
 
     def say_branches(self, place: str) -> None:
         """Name the variables of this command that a condition sets."""
         for name in sorted(self.used):
             if UNKNOWN not in (value := as_meant(self.variables[name])):
-                what = f"changed: it is set in a branch, and the last value, {value or 'empty'}, is taken"
+                shown = "…" if has_secret(value) else value.strip() or "empty"
+                what = f"changed: it is set in a branch, and the last value, {shown}, is taken"
                 self.result.note(f"{place}: {name}", what)
 
     def take_options(self, place: str, words: list[str]) -> None:
@@ -205,21 +210,16 @@ class _Shell:
             return
         self.result.target = "slurm"
         for name, value in options_of(words[1:], COMMANDS["sbatch"]):
-            dashed = f"-{name}" if len(name) == 1 else f"--{name}"
-            where, option = (
-                f"{place}: {dashed}",
-                dashed + (" " if len(name) == 1 else "=") + shlex.quote(value),
-            )
+            dashes, joined = ("-", " ") if len(name) == 1 else ("--", "=")
+            where, option = f"{place}: {dashes}{name}", f"{dashes}{name}"
             field = COMMANDS["sbatch"]["fields"].get(name, "")
             ours = _as_ours(name, field, value)
             if field == "variables":
                 _take_exported(place, value, self.result)
             elif why := next((why for why, names in TABLES["not_taken"].items() if name in names), ""):
                 self.result.note(where, f"dropped, since {why}")
-            elif (
-                not field or value == "0" or re.search(r"(^|[:,])(?!gpu)[a-z]\w*:\d", value)
-            ):  # a model of GPU
-                self.keep(where, "options", option if value else dashed)
+            elif not field or value == "0" or MODEL.search(value):
+                self.keep(where, "options", f"{option}{joined}{shlex.quote(value)}" if value else option)
             self.variables |= dict.fromkeys(TABLES["slurm"].get(field, ()), ours.translate(STAND_INS))
             self.result.says |= {field: ours} if field else {}
 
@@ -239,12 +239,11 @@ class _Shell:
         def value_of(found: re.Match[str]) -> str:
             return own.get(found[2], found[0])
 
-        words = [VARIABLE.sub(value_of, word) for word in raw]
-        is_live = [re.search("^~|[$*]", word) for word in words]
-        pairs = zip(words, is_live, strict=True)
-        line = " ".join(
-            word.translate(ESCAPED) if live else shlex.quote(as_meant(word)) for word, live in pairs
-        )
+        def quoted(word: str) -> str:
+            is_live = re.search("^~|[$*]", word)
+            return word.translate(ESCAPED) if is_live else shlex.quote(as_meant(word))
+
+        line = " ".join(quoted(VARIABLE.sub(value_of, word)) for word in raw)
         self.keep(where, "setup", line)
         if "activate" in line:
             self.result.note(where, "in setup: name its Python in place.yaml, too, as python")
@@ -425,8 +424,8 @@ def _inside(name: str, words: list[str], result: Imported, where: str) -> list[s
     module = says.pop("module", None)
     if name == "python" and (module in COMMANDS or module == "mpi4py"):
         return [module.replace("mpi4py", "mpi4py.run"), *words]
-    if not program.get("script") or "no-python" in says or "code" in says:
-        return [] if "code" in says else words
+    if not program.get("script") or "no-python" in says or "code" in says or words[:1] == ["-"]:
+        return [] if "code" in says or words[:1] == ["-"] else words
     is_start = "".join(words[:1]).endswith(OUR_START)
     if is_start or words[:1] == ["-m"]:  # which Python runs, in either case
         return ["python", *words[is_start:]]
