@@ -123,6 +123,7 @@ def test_a_mistaken_script_path_fails_as_it_would_in_a_pod(make_job):
         ("volumes.2.name", "other", "/workshop/data mounts volume 'data', which the pod does not have"),
         ("volumes.2", {"name": "data", "configMap": {"name": "job-1"}}, "volume 'data' is neither an emptyDir"),
         ("volumes.0.projected.sources.1.configMap.name", "other", "none of job-1, other has that key"),
+        ("volumes.0.projected.sources.1.configMap", {}, "of the job's ConfigMaps, none of job-1 has that key"),
         ("initContainers.0.volumeMounts.1.mountPath", "/else", "where it mounts a volume: /workshop/archives, /else"),
         ("initContainers.0.command.2", "pip install x", "'unpack' runs 'pip install x'; it must be tar -xzf"),
         ("containers.0.imagee", "x", "containers[0].imagee: unknown field; did you mean image?"),
