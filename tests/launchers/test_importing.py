@@ -194,6 +194,11 @@ SAID = {
     "python -m torch.distributed.launch --use_env train.py 1": ({"arguments": [1]}, "-is given"),
     "deepspeed --num_gpus=2 train.py": ({"arguments": ["--local_rank={local_rank}"], "workers": 2}, "-gpu: 2 are"),
     "deepspeed --no_local_rank train.py": ({"arguments": {}}, "-local-rank"),
+    "accelerate launch --mixed_precision bf16 train.py": (
+        {"environment": {"ACCELERATE_MIXED_PRECISION": "bf16"}},
+        "changed: ACCELERATE_MIXED_PRECISION in environment",
+    ),
+    "accelerate launch --use_fsdp train.py": ({}, "use-fsdp: dropped: the script trains without"),
     "mpirun -np 2 python train.py --no horovod": ({"strategy": "mpi"}, "-guess"),
     "srun apptainer exec --nv a.sif torchrun train.py": ({}, "changed: runs in the host's Python, not in a.sif"),
     "python - <<E\nprint(1)\nE\npython train.py 1": ({"arguments": [1]}, "python: dropped"),

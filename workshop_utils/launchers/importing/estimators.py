@@ -143,7 +143,9 @@ def read(text: str, result: Imported) -> None:
     calls = [node for node in nodes if isinstance(node, ast.Call)]
     made = [call for call in calls if _name(call) in ESTIMATORS and call.keywords]
     if len(made) != 1:
-        held = " and ".join(f"{_name(call)} in line {call.lineno}" for call in made) or "none"
+        held = (
+            " and ".join(f"{_name(call)} in line {call.lineno}" for call in made) or "no SageMaker estimator"
+        )
         raise JobError(f"{result.file}: it makes {held}; it must make one of {', '.join(ESTIMATORS)}")
     where, result.target = f"line {made[0].lineno}", "sagemaker"
     fields = _fields(made[0], calls, Names(nodes), result)

@@ -442,8 +442,14 @@ def _inside(name: str, words: list[str], result: Imported, where: str) -> list[s
 
 def _take_option(name: str, option: str, value: str, result: Imported, where: str) -> None:
     """Note what an option of a program says, or that it is dropped."""
-    field = COMMANDS[name].get("fields", {}).get(option)
-    if field == "variable" and (assigned := ASSIGNMENT.fullmatch(value)):
+    program = COMMANDS[name]
+    field = program.get("fields", {}).get(option)
+    if variable := program.get("sets", {}).get(option):
+        result.note(f"{where}: {name} {option}", f"changed: {variable} in environment says it")
+        result.take_variable(f"{where}: {variable}", variable, value)
+    elif option in program.get("changes", ()):
+        result.note(f"{where}: {name} {option}", "dropped: the script trains without what it asks for")
+    elif field == "variable" and (assigned := ASSIGNMENT.fullmatch(value)):
         result.take_variable(f"{where}: {assigned[1]}", assigned[1], assigned[3])
     elif field == "variables":
         _take_exported(where, value, result)
@@ -451,7 +457,7 @@ def _take_option(name: str, option: str, value: str, result: Imported, where: st
         result.says[field] = _as_ours(option, field, value)
     if PLACING.search(field or option):
         result.note(f"{where}: {name} {option}", "dropped, since the launcher sees to it")
-    elif not field and option not in COMMANDS[name].get("flags", ()):
+    elif not field and not any(option in program.get(each, ()) for each in ("flags", "changes", "sets")):
         result.note(f"{where}: {name} {option}")
 
 
