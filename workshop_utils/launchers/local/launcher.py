@@ -267,8 +267,8 @@ def _unslowed(job: TrainingJob, links: _Links, specs: Sequence[ProcessSpec]) -> 
     """Why the links of a run may not do what they are for, in a sentence; "" if nothing speaks against it."""
     if sum(spec.runs_script for spec in specs) == 1:
         return "this run has one worker, so it uses no link; processes that a worker starts share its place"
-    doubt = meeting_doubt(job) if links.cables else ""
-    return doubt and f"with a network each process has a host of its own; {doubt}"
+    # With a network each process has a host of its own.
+    return meeting_doubt(job) if links.cables else ""
 
 
 def _with_device(argv: Sequence[str]) -> tuple[str, ...]:
