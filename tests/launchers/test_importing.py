@@ -115,6 +115,8 @@ LINES = {
     "EMPTY=\n$EMPTY\n$MAYBE torchrun --nproc_per_node=2 $X/train.py": ("torch_ddp", 2, None, None),
     'declare -a A=(\n --nproc_per_node=2\n)\nsrun -l torchrun "${A[@]}" $X/train.py': ("torch_ddp", 2, None, None),
     'CODE="\n torchrun --nproc_per_node=2 train.py"\nsrun bash -c "${CODE}"': ("torch_ddp", 2, None, None),
+    'D="--nproc_per_node 4 \\\n --nnodes 2"\ntorchrun $D train.py': ("torch_ddp", None, 2, 4),
+    'L="accelerate launch \\\n --num_processes 8"\nsrun -N 2 $L train.py': ("torch_ddp", None, 2, 4),
     "if [ -d x ]; then torchrun --nproc_per_node=2 train.py; fi": ("torch_ddp", 2, None, None),
     'bash -lc "cd x && torchrun --nproc_per_node ${GPUS:-2} train.py > log 2>&1"': ("torch_ddp", 2, None, None),
 }  # fmt: skip
@@ -175,6 +177,7 @@ QUOTED = {
     r"""python train.py --a\ b "c\"d" "*.txt">log""": ["--a b", 'c"d', "*.txt"],
     'python train.py "${X:-"a b"}" "${Y:-$(echo ")" \'(\')}c"\\\n "e\\\nf" ${Z:-"g h"}': ["a b", "ef", "g h"],
     'B="--b 2"\nB+=" --c 3"\npython train.py $B': ["--b", 2, "--c", 3],
+    'B="\n --b 2 \\\n --c "\npython train.py $B --d 3': ["--b", 2, "--c", "--d", 3],
     "cat > a <<-EOF\n\tit's\n\tEOF\npython train.py 1": [1],
 }  # fmt: skip
 

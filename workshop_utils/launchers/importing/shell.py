@@ -161,6 +161,8 @@ class _Shell:
             if value.startswith(ITEM):
                 items = [*filter(None, value.split(ITEM))][: None if re.search(r"\[[@*]", found[0]) else 1]
                 value = (SPACE if quoted and "[*]" in found[0] else " ").join(items)
+            elif not quoted:  # what is left of quotes in it is no empty word
+                value = value.replace(QUOTED, "")
             return value if quoted else value.translate(SPACES)
 
         return VARIABLE.sub(value_of, text)
