@@ -212,6 +212,10 @@ SAID = {
     "[ -n x ] &&\nE=\npython train.py --e=$E": ({"arguments": ["--e="]}, "the last value, empty, is taken"),
     "[ -n x ] && E=1\nE=3\npython train.py $E": ({"arguments": [3]}, "-branch"),
     "#SBATCH -N 2\necho\n#SBATCH -N 3\nsrun python train.py": ({"workers": 2}, "line 3: #SBATCH: dropped"),
+    "#SBATCH -C a&b --mail-user=<I>@x -x 'a b' -A [a|b];c # it's\n#SBATCH -N 2\nsrun python train.py": (
+        {"workers": 2},
+        "-dropped",
+    ),
     "srun -W 60 -n 2 python train.py": ({"workers": 2}, "srun W: dropped"),
     "#SBATCH --export=ALL,A=1\nsrun --export=B=2 python train.py": ({"environment": {"A": "1", "B": "2"}}, "ALL: dr"),
     "docker ps --format '{{.Names}}'\r\npython train.py \\\r\n 1\r\n": ({"arguments": [1]}, "docker: dropped"),

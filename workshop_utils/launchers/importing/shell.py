@@ -47,7 +47,8 @@ _ANY = r"[^{}]*(?:\{[^{}]*\}[^{}]*)*"
 SHELL = re.compile(
     r"(?P<nothing>(?<!<)<<-?\s*['\"]?(\w+)(?s:.*?)\n\t*\2$|(?<![^\s;&|()])#(?!(?<=^#)SBATCH\b).*)"
     rf"|(?P<computed>{_COMPUTED}|[<>]{_INNER}|\$'(?:[^'\\]|\\.)*')|\\(?P<escaped>(?s:.))|'(?P<quoted>[^']*)'"
-    rf'|"(?P<double>(?:{_COMPUTED}|\$\{{{_ANY}\}}|\\(?s:.)|[^"\\])*+)"',
+    rf'|"(?P<double>(?:{_COMPUTED}|\$\{{{_ANY}\}}|\\(?s:.)|[^"\\])*+)"'
+    r"""|(?<=^#SBATCH)(?P<options>(?:'[^'\n]*'|"(?:\\.|[^"\\\n])*"|\\.|(?<!\s)#|[^#'"\\\n])+)""",
     re.MULTILINE,
 )
 IN_DOUBLE_QUOTES = re.compile(
@@ -322,6 +323,9 @@ def _stand_in(found: re.Match[str]) -> str:
         return GONE
     if kind == "variable":
         return QUOTED + re.sub(_COMPUTED, UNKNOWN, text).replace('"', "").translate(IN_NAMES)
+    if kind == "options":  # of Slurm's, which knows words and quotes alone
+        words = shlex.split(re.sub(_COMPUTED, UNKNOWN, text))
+        return " ".join(["", *(QUOTED + word.translate(IN_NAMES) for word in words)])
     return QUOTED + text.translate(STAND_INS)
 
 
