@@ -236,6 +236,15 @@ SAID = {
     "mpirun -N 2 -H a,b python train.py": ({"nodes": 2, "processes_per_node": 2}, "mpirun H: dropped"),
     "mpirun --hostfile hosts python train.py": ({"workers": 1}, "how many hosts there are is not known: 1 is taken"),
     "mpirun --hostfile hosts -np 4 python train.py": ({"workers": 4}, "-not known"),
+    "srun --container-image=i --export=A=1 bash -c 'torchrun train.py --lr $A'": (
+        {"environment": {"A": "1"}, "arguments": {"lr": 1}},
+        "line 1: srun container-image: dropped",
+    ),
+    "A=1 srun singularity exec i.sif env B=2 bash -c 'export B=3; python train.py'\nC=1 bash -c ls": (
+        {"environment": {"A": "1", "B": "3"}},
+        "changed: runs in the host's Python, not in i.sif",
+    ),
+    "A=1 bash -c 'python a.py'\neval export B=2\ntorchrun train.py": ({"environment": {"B": "2"}}, "python a.py: dr"),
     "uv run train.py 1": ({"script": "train.py", "arguments": [1]}, "-1"),
     "C='python train.py \"a b\"'\neval \"$C\"": ({"arguments": ["a b"]}, "-dropped"),
 }  # fmt: skip

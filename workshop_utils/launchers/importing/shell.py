@@ -6,6 +6,7 @@ import contextlib
 import re
 import shlex
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from itertools import groupby, pairwise
 from pathlib import PurePosixPath
 from typing import Any, NamedTuple
@@ -83,7 +84,7 @@ def read(text: str, result: Imported, where: str = "", nodes: int = 0, strategy:
         unknown = f"; unknown: {', '.join(shell.unknown[-3:])}" if shell.unknown and not main else ""
         raise JobError(f"{result.file}: it starts {held}; it must start one, by {KNOWN}{unknown}")
     (start,) = main
-    place, words, result.says, _ = start
+    place, words, result.says = start.place, start.words, start.says
     for index, each in enumerate(starts):
         if each is not start:
             when = "before" if index < starts.index(start) else "afterwards"
@@ -92,17 +93,24 @@ def read(text: str, result: Imported, where: str = "", nodes: int = 0, strategy:
     for before, word in pairwise(["", *words]):
         if EXPANDED.search(word) and not has_secret(as_meant(f"{before} {word}")):
             result.note(f"{place}: {as_meant(word)}", "kept as it is written: no shell replaces it here")
+    if start.environment:
+        result.job["environment"] = start.environment
     take_command(list(map(as_meant, words)), result, place)
     settle(result, place, nodes, strategy)
 
 
 class Start(NamedTuple):
-    """A command that starts a script or module: its words, with stand-ins, and what is said of the workers."""
+    """A command that starts a script or module: its words, with stand-ins, and what is said of the workers.
+
+    Attributes:
+        environment: the variables there, if the command is inside another.
+    """
 
     place: str
     words: list[str]
     says: dict[str, str]
     script: str
+    environment: Mapping[str, str] = {}
 
 
 class _Shell:
@@ -173,15 +181,18 @@ class _Shell:
         result, meant = self.result, list(map(as_meant, words))
         name = meant[0]
         _refuse_template(result, place, meant[:1])
-        trial = Imported(result.file, result.folder, result.target, says=dict(result.says))
+        job = {"environment": dict(result.job.get("environment", {}))}
+        trial = replace(result, job=job, says=dict(result.says), notes=[])
         if name in TABLES["sets_up"] and result.target == "slurm" and meant[1:2] != ["run"]:
             self.say_branches(place)
             self.set_up(f"{place}: {name}", raw)
         elif code := take_command(list(meant), trial, place):
             self.say_branches(place)
-            outer, result.says = result.says, trial.says
-            yield from _Shell(result, place, self.unknown).starts(code)
-            result.says = outer
+            for start in _Shell(trial, place, self.unknown).starts(code):
+                yield start._replace(environment={**job["environment"], **start.environment})
+            result.notes += [note for note in trial.notes if note not in result.notes]
+            if name == "eval" and job["environment"]:
+                result.job["environment"] = job["environment"]
         elif "script" in trial.job or trial.job.get("module", "pip").partition(".")[0] not in TABLES["tools"]:
             _refuse_template(result, place, meant)
             self.say_branches(place)
