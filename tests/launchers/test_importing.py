@@ -216,6 +216,13 @@ SAID = {
         {"workers": 2},
         "-dropped",
     ),
+    "#SBATCH -N 2 --tasks-per-node=2\nsrun python train.py": ({"nodes": 2, "processes_per_node": 2}, "-tasks"),
+    "#SBATCH -c 4\nsrun -c $((N / 4)) --mem=$M python train.py": (
+        {"resources": {"cpu": 4}},
+        "line 2: srun c: not read, since it is computed",
+    ),
+    "#SBATCH -n 4\nmpirun -np $N python train.py": ({"processes_per_node": 4}, "mpirun np: not read, since it is computed"),
+    "#SBATCH --time=1h\npython train.py": ({}, "time: 1h cannot be read as a time of Slurm: 1440 min"),
     "srun -W 60 -n 2 python train.py": ({"workers": 2}, "srun W: dropped"),
     "#SBATCH --export=ALL,A=1\nsrun --export=B=2 python train.py": ({"environment": {"A": "1", "B": "2"}}, "ALL: dr"),
     "docker ps --format '{{.Names}}'\r\npython train.py \\\r\n 1\r\n": ({"arguments": [1]}, "docker: dropped"),

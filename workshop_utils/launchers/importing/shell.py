@@ -63,6 +63,9 @@ VARIABLE = re.compile(
     rf"\$(\{{)?(\w+|[@*])(?(1)(?:\[[@*]\])?(?::?[-=]({_ANY}))?\}})|\$(?:\{{{_ANY}\}}|\{{.*|[?$])"
 )
 MODEL = re.compile(r"(^|[:,])(?!gpu)[a-z]\w*:\d")  # of a GPU, or another resource
+AMOUNT = re.compile("[cg]pus|memory|per_gpu|time|name")  # of which a field without a number says nothing
+TIME = re.compile(r"(\d+-)?\d+(:\d+){0,2}|-1|UNLIMITED|INFINITE|")
+DAY = "86400"
 EXPANDED = re.compile(r"(?:^|=)~|\*|\{[^{}\s'\"]+(?:,|\.\.)[^{}\s'\"]+\}")  # what a shell replaces by names
 
 
@@ -227,15 +230,16 @@ class _Shell:
             dashes, joined = ("-", " ") if len(name) == 1 else ("--", "=")
             where, option = f"{place}: {dashes}{name}", f"{dashes}{name}"
             field = COMMANDS["sbatch"]["fields"].get(name, "")
-            ours = _as_ours(name, field, value)
             if field == "variables":
                 _take_exported(place, value, self.result)
             elif why := next((why for why, names in TABLES["not_taken"].items() if name in names), ""):
                 self.result.note(where, f"dropped, since {why}")
             elif not field or value == "0" or MODEL.search(value):
                 self.keep(where, "options", f"{option}{joined}{shlex.quote(value)}" if value else option)
-            self.variables |= dict.fromkeys(TABLES["slurm"].get(field, ()), ours.translate(STAND_INS))
-            self.result.says |= {field: ours} if field else {}
+            if field not in ("", "variables"):
+                _take_field(name, field, value, self.result, where)
+                ours = self.result.says.get(field, "").translate(STAND_INS)
+                self.variables |= dict.fromkeys(TABLES["slurm"].get(field, ()), ours)
 
     def keep(self, where: str, name: str, line: str) -> None:
         """Keep a line for a field of place.yaml."""
@@ -352,6 +356,18 @@ def _take_exported(where: str, value: str, result: Imported) -> None:
             result.take_variable(f"{where}: {assigned[1]}", assigned[1], assigned[3])
         else:
             result.note(f"{where}: --export {each}", "dropped, since our script says it")
+
+
+def _take_field(option: str, field: str, value: str, result: Imported, where: str) -> None:
+    """Take what an option says of the workers, unless it is computed or cannot be read."""
+    said = result.says.get(field, "")
+    if UNKNOWN in value and (AMOUNT.match(field) or (said and UNKNOWN not in said)):
+        result.note(where, "not read, since it is computed")
+    elif field == "time" and not TIME.fullmatch(value.upper()):
+        result.says[field] = said = said or DAY
+        result.note(where, f"{value} cannot be read as a time of Slurm: {int(said) // 60} min are taken")
+    else:
+        result.says[field] = _as_ours(option, field, value)
 
 
 def _as_ours(name: str, field: str, text: str) -> str:
@@ -471,7 +487,7 @@ def _take_option(name: str, option: str, value: str, result: Imported, where: st
     elif field == "variables":
         _take_exported(where, value, result)
     elif field:
-        result.says[field] = _as_ours(option, field, value)
+        _take_field(option, field, value, result, f"{where}: {name} {option}")
     if PLACING.search(field or option):
         result.note(f"{where}: {name} {option}", "dropped, since the launcher sees to it")
     elif not field and not any(option in program.get(each, ()) for each in ("flags", "changes", "sets")):
