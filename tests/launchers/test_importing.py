@@ -157,6 +157,39 @@ python train.py --key {hub} --api-key=hidden*3 --api_key hidden*4 $A $X {hub}/x 
     assert "--comment: left out" in str(result.notes)
 
 
+JSON = '{"cfg": {"api_key": "abc"}, "lst": ["--token", "abc"], "lr": 1, "tok": {"pad_token": "p", "key": 1}}'
+WITH_SECRETS = {
+    "shell": (
+        """export A="--hub_token abc --lr 1" B='{"api_key": "abc"}' C="Authorization: Bearer abc" D="a: 1"
+        export E="{api-key: abc}" F='["--token", "abc"]' G='{"a": "{\\"api_key\\": \\"abc\\"}"}'
+        export H="Authorization=Basic abc"
+        python train.py --cfg '{"api_key": "abc"}' --header "bearer abc" --extra="--token abc" --lr 1""",
+        {"D": "a: 1"},
+        {"lr": 1},
+    ),
+    "manifest": (
+        "kind: Job\nspec: {template: {spec: {containers: [{command: [python, train.py, $(A)], env: "
+        "[{name: A, value: --hub_token abc}, {name: D, value: --max_tokens 4}]}]}}}",
+        {"D": "--max_tokens 4"},
+        {},
+    ),
+    "estimator": (
+        f"PyTorch(entry_point='t.py', hyperparameters={JSON}, environment={{'A': '--token abc', 'D': 1}}).fit()",
+        {"D": "1"},
+        {"lr": 1, "tok": '{"pad_token": "p", "key": 1}'},
+    ),
+}
+
+
+@pytest.mark.parametrize("name", WITH_SECRETS)
+def test_a_secret_inside_a_value_leaves_the_value_out(name, described_by):
+    text, environment, arguments = WITH_SECRETS[name]
+    suffix = {"shell": "sh", "manifest": "yaml", "estimator": "py"}[name]
+    result = described_by(f"file.{suffix}", text)
+    assert (result.job["environment"], result.job["arguments"]) == (environment, arguments)
+    assert "abc" not in str(result)
+
+
 def test_only_what_is_known_of_an_expansion_becomes_an_argument(described_by):
     text = "M=bert\npython train.py --a $M-large --b=$M=1 --c ${N:-$M} --d ${M%t} --e ${#M} --in ~/x *.txt {1..3}"
     result = described_by("run.sh", text)

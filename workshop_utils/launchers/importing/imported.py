@@ -20,6 +20,11 @@ UNKNOWN = "\0"  # in a text: what only a shell, or a program that is not run, co
 PLACE = re.compile("|".join(TABLES["place"]))
 WORDS = {name: word for word, names in TABLES["variables"].items() for name in names}
 SHOWN_SECRET = re.compile(rf"[^\s=]*(?:{SECRET_VALUE.pattern})[^\s:]*")
+# A name before its value: as NAME=VALUE, "NAME": VALUE or NAME: VALUE; as an option, which may be in a list of JSON.
+NAMED = re.compile(
+    r"""(?:^|[\s,;'"={[])-*(\w[\w.-]*)(?==\S|['"]\s*:|:\s)|(?:^|[^\w-])-+([\w.-]+)['",\s]+[^\s'",-]"""
+)
+AUTHORIZED = re.compile(r"(?i)\b(?:authorization['\"]?\s*[:=]|bearer\s)\s*\S")
 OPTION = re.compile(r"--\w[\w.-]*|-[A-Za-z]")
 ADVICE = "a local run inherits it from your shell; elsewhere: job.replace(environment={{{0!r}: os.environ[{0!r}]}})"
 
@@ -82,7 +87,7 @@ class Imported:
             self.says.setdefault("gpus_node", str(1 + value.count(",")))
         if PLACE.fullmatch(name):
             self.note(where, "dropped, since the launcher sets it")
-        elif is_secret or output.is_secret(name, str(value)):
+        elif is_secret or output.is_secret(name, str(value)) or has_secret(str(value)):
             self.note(where, f"left out, since it may be a secret: {ADVICE.format(name)}")
         elif value is None or UNKNOWN in str(value):
             self.note(where, "not read, since it is computed: add it to environment in job.yaml")
@@ -96,10 +101,13 @@ class Imported:
             last = kept[-1] if kept and OPTION.fullmatch(kept[-1]) and not OPTION.match(word) else ""
             option, is_valued = last or word.partition("=")[0], bool(last) or "=" in word
             is_named = is_valued and option.strip("-") != "key" and SECRET.search(option)
-            if (is_secret := is_named or SECRET_VALUE.search(word)) or UNKNOWN in word:
+            if (is_secret := is_named or has_secret(word)) or UNKNOWN in word:
                 kept = kept[:-1] if last else kept
                 why = "it may be a secret" if is_secret else "it is computed"
-                self.note(f"{where}: {option}", f"left out of the arguments, since {why}")
+                is_shown = not is_secret or re.fullmatch(r"[\w.-]+", option)
+                self.note(
+                    f"{where}: {option if is_shown else '…'}", f"left out of the arguments, since {why}"
+                )
                 continue
             for path, stand_in in self.paths.items():
                 if re.search(rf"(^|=){re.escape(path)}(/|$)", word):
@@ -114,11 +122,10 @@ class Imported:
 
 
 def has_secret(text: str) -> bool:
-    """Whether a variable or an option in a line of shell may be a secret."""
-    names = re.findall(r"(?:^|[\s,;'\"=])-*(\w[\w.-]*)(?==\S)|(?:^|\s)-+([\w.-]+)\s+[^\s-]", text)
-    return bool(
-        SECRET_VALUE.search(text)
-        or any(SECRET.search(name) for pair in names for name in pair if name != "key")
+    """Whether `text`, such as a line of shell or a value in JSON, gives a secret by its name or in its form."""
+    names = (each for found in NAMED.findall(text.replace("\\", "")) for each in found)
+    return bool(SECRET_VALUE.search(text) or AUTHORIZED.search(text)) or any(
+        SECRET.search(name) for name in names if name != "key"
     )
 
 
