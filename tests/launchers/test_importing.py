@@ -254,7 +254,7 @@ SAID = {
         {"resources": {"cpu": 4}},
         "line 2: srun c: not read, since it is computed",
     ),
-    "#SBATCH -n 4\nmpirun -np $N python train.py": ({"processes_per_node": 4}, "mpirun np: not read, since it is computed"),
+    "#SBATCH -n 4\nmpirun -np $N python train.py": ({"processes_per_node": 4}, "mpirun np: not read, since it"),
     "#SBATCH --time=1h\npython train.py": ({}, "time: 1h cannot be read as a time of Slurm: 1440 min"),
     "srun -W 60 -n 2 python train.py": ({"workers": 2}, "srun W: dropped"),
     "#SBATCH --export=ALL,A=1\nsrun --export=B=2 python train.py": ({"environment": {"A": "1", "B": "2"}}, "ALL: dr"),
