@@ -322,13 +322,20 @@ module load "my mod" cuda/$V
 source $ENV/bin/activate
 source "$HOME/my env/x.sh" ~/y 'a b'
 source "$(conda info --base)/etc/profile.d/conda.sh"
+eval "$($ENV/bin/conda 'shell.bash' hook)"
+conda activate $1
 python train.py"""
     result = described_by("job.sbatch", text)
     assert result.place["setup"] == [
         "module load 'my mod' cuda/$V",
         "source /envs/a/bin/activate",
         r"source $HOME/my\ env/x.sh ~/y 'a b'",
+        """eval "$(/envs/a/bin/conda 'shell.bash' hook)\"""",
+        "conda activate $1",
     ]
+    assert "line 3: module $V: in setup as it is written, though the file does not set it" in result.notes
+    assert "line 8: conda $1: in setup" in str(result.notes)
+    assert "HOME" not in str(result.notes)
     assert "line 6: source: not read, since it is computed" in str(result.notes)
 
 

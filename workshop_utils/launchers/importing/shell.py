@@ -44,9 +44,13 @@ _PART = r"""'[^']*'|"(?:\\.|[^"\\])*"|\\.|[^()'"\\]"""
 _INNER = rf"\((?s:{_PART}|\((?:{_PART}|\((?:{_PART})*+\))*+\))*+\)"
 _COMPUTED = rf"\${_INNER}|`[^`]*`"
 _ANY = r"[^{}]*(?:\{[^{}]*\}[^{}]*)*"
+# What eval is given where it sets up an environment, such as "$(conda shell.bash hook)".
+_HOOK = rf"""\$\((?:[^()\s"]*/)?(?:{"|".join(map(re.escape, TABLES["sets_up"]))})\s[^()"\n]*\)"""
+_HOOK = rf'"{_HOOK}"|{_HOOK}'
 # What is no command, or only running it would tell, and what is quoted.
 SHELL = re.compile(
     r"(?P<nothing>(?<!<)<<-?\s*['\"]?(\w+)(?s:.*?)\n\t*\2$|(?<![^\s;&|()])#(?!(?<=^#)SBATCH\b).*)"
+    rf"|(?<=\beval )(?P<hook>{_HOOK})"
     rf"|(?P<computed>{_COMPUTED}|[<>]{_INNER}|\$'(?:[^'\\]|\\.)*')|\\(?P<escaped>(?s:.))|'(?P<quoted>[^']*)'"
     rf'|"(?P<double>(?:{_COMPUTED}|\$\{{{_ANY}\}}|\\(?s:.)|[^"\\])*+)"'
     r"""|(?<=^#SBATCH)(?P<options>(?:'[^'\n]*'|"(?:\\.|[^"\\\n])*"|\\.|(?<!\s)#|[^#'"\\\n])+)""",
@@ -66,6 +70,7 @@ MODEL = re.compile(r"(^|[:,])(?!gpu)[a-z]\w*:\d")  # of a GPU, or another resour
 AMOUNT = re.compile("[cg]pus|memory|per_gpu|time|name")  # of which a field without a number says nothing
 TIME = re.compile(r"(\d+-)?\d+(:\d+){0,2}|-1|UNLIMITED|INFINITE|")
 DAY = "86400"
+USUAL = re.compile("HOME|USER|SLURM_.*")  # variables that a batch script always has
 EXPANDED = re.compile(r"(?:^|=)~|\*|\{[^{}\s'\"]+(?:,|\.\.)[^{}\s'\"]+\}")  # what a shell replaces by names
 
 
@@ -186,7 +191,9 @@ class _Shell:
         _refuse_template(result, place, meant[:1])
         job = {"environment": dict(result.job.get("environment", {}))}
         trial = replace(result, job=job, says=dict(result.says), notes=[])
-        if name in TABLES["sets_up"] and result.target == "slurm" and meant[1:2] != ["run"]:
+        is_hook = name == "eval" and re.fullmatch(_HOOK, as_meant("".join(raw[1:])))
+        is_setup = is_hook or (name in TABLES["sets_up"] and meant[1:2] != ["run"])
+        if is_setup and result.target == "slurm":
             self.say_branches(place)
             self.set_up(f"{place}: {name}", raw)
         elif code := take_command(list(meant), trial, place):
@@ -253,16 +260,23 @@ class _Shell:
     def set_up(self, where: str, raw: list[str]) -> None:
         """Take a line for place.yaml's setup, with the values of the file's own variables."""
         own = {name: value for name, value in self.variables.items() if WORDS.get(name) != value}
+        not_set: list[str] = []
 
         def value_of(found: re.Match[str]) -> str:
+            if found[2] and not (found[3] or found[2] in self.variables or USUAL.fullmatch(found[2])):
+                not_set.append(found[0])
             return own.get(found[2], found[0])
 
         def quoted(word: str) -> str:
+            if raw[0] == "eval":
+                return as_meant(word)
             is_live = re.search("^~|[$*]", word)
             return word.translate(ESCAPED) if is_live else shlex.quote(as_meant(word))
 
         line = " ".join(quoted(VARIABLE.sub(value_of, word)) for word in raw)
         self.keep(where, "setup", line)
+        for name in not_set:
+            self.result.note(f"{where} {name}", "in setup as it is written, though the file does not set it")
         if "activate" in line:
             self.result.note(where, "in setup: name its Python in place.yaml, too, as python")
 
@@ -338,6 +352,8 @@ def _stand_in(found: re.Match[str]) -> str:
         return GONE
     if kind == "variable":
         return QUOTED + re.sub(_COMPUTED, UNKNOWN, text).replace('"', "").translate(IN_NAMES)
+    if kind == "hook":
+        return QUOTED + text.translate(IN_NAMES)
     if kind == "options":  # of Slurm's, which knows words and quotes alone
         words = shlex.split(re.sub(_COMPUTED, UNKNOWN, text))
         return " ".join(["", *(QUOTED + word.translate(IN_NAMES) for word in words)])
