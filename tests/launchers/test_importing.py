@@ -308,6 +308,10 @@ def test_a_template_is_refused_where_what_it_stands_for_is_used(text, described_
 def test_a_refusal_names_the_programs_that_are_not_known(described_by):
     with pytest.raises(JobError, match=r"no training.*unknown: docker in line 2, \./all\.sh in line 3$"):
         described_by("run.sh", "echo\ndocker run x python train.py\n./all.sh")
+    with pytest.raises(JobError, match=r"unknown: perf in line 1, run\.sh in line 2, make in line 3$"):
+        described_by(
+            "run.sh", "srun -l perf stat python train.py\nsrun bash -l run.sh\nA=1 make\nsrun hostname"
+        )
 
 
 def test_a_variable_that_the_file_exports_is_the_scripts_though_the_file_uses_it(described_by):

@@ -186,7 +186,7 @@ class _Shell:
 
     def command(self, place: str, raw: list[str], words: list[str]) -> Iterator[Start]:
         """Take what one command says; it, if it starts a script."""
-        result, meant = self.result, list(map(as_meant, words))
+        result, meant, rest = self.result, list(map(as_meant, words)), list(map(as_meant, words))
         name = meant[0]
         _refuse_template(result, place, meant[:1])
         job = {"environment": dict(result.job.get("environment", {}))}
@@ -196,7 +196,7 @@ class _Shell:
         if is_setup and result.target == "slurm":
             self.say_branches(place)
             self.set_up(f"{place}: {name}", raw)
-        elif code := take_command(list(meant), trial, place):
+        elif code := take_command(rest, trial, place):
             self.say_branches(place)
             for start in _Shell(trial, place, self.unknown).starts(code):
                 yield start._replace(environment={**job["environment"], **start.environment})
@@ -212,11 +212,17 @@ class _Shell:
             result.folders.append(meant[-1])
             result.note(f"{place}: cd", f"changed: the job runs in its own folder, not in {meant[-1]}")
         else:
-            program = name.partition("=")[0]
-            what = "changed: what it repeats is run once" if name in TABLES["loops"] else "dropped"
-            result.note(f"{place}: {program}", what)
-            if program not in TABLES["idle"] and re.fullmatch(r"[\w./+-]+", program):
-                self.unknown.append(f"{program} in {place}")
+            self.drop(place, name.partition("=")[0], rest)
+
+    def drop(self, place: str, program: str, rest: list[str]) -> None:
+        """Note that a command starts nothing; `rest` begins with the program that is not known."""
+        what = "changed: what it repeats is run once" if program in TABLES["loops"] else "dropped"
+        self.result.note(f"{place}: {program}", what)
+        if rest[:1] in (["sh"], ["bash"]):
+            rest = [word for word in rest[1:] if not word.startswith("-")]
+        inner = (rest or [program])[0]
+        if inner not in TABLES["idle"] and re.fullmatch(r"[\w./+-]+", inner):
+            self.unknown.append(f"{inner} in {place}")
 
     def say_branches(self, place: str) -> None:
         """Name the variables of this command that a condition sets."""
@@ -426,23 +432,23 @@ def take_command(words: list[str], result: Imported, where: str) -> str:
     """Note in `result` what `words` start: a script or module, its arguments, and what options say of its workers.
 
     Returns:
-        the text that a shell in them runs, or "".
+        the text that a shell in them runs, or ""; then a program that is not known is left as the first of `words`.
     """
     while words:
         name = re.sub(r"^python[\d.]*$", "python", PurePosixPath(words[0]).name)
         if words[0] == UNKNOWN:
-            words = words[1:]
+            del words[0]
         elif assigned := ASSIGNMENT.fullmatch(words[0]):
             result.take_variable(f"{where}: {assigned[1]}", assigned[1], assigned[3])
-            words = words[1:]
+            del words[0]
         elif name in ("sh", "bash") and re.fullmatch("-[a-z]*c", "".join(words[1:2])):
             return "".join(words[2:3])
         elif name == "eval":
             return " ".join(words[1:])
         elif name.endswith(".py"):
-            words = ["python", *words]
+            words.insert(0, "python")
         elif name in COMMANDS:
-            words = _inside(name, words[1:], result, where)
+            words[:] = _inside(name, words[1:], result, where)
         else:
             break
     return ""
