@@ -19,7 +19,8 @@ from workshop_utils.cache import state_folder
 
 KEPT = 20  # runs
 # The folder of a run: the second in which it was made, and a number where that second has others of the name. On
-# SageMaker, also the emulated one, a run is called after its job, cut to 42 characters, with an ending of its own.
+# SageMaker, also the emulated one, a run is called after its job, cut to 42 characters, with an ending of its own. The
+# time is UTC, which goes on where a clock is put back.
 RUN = re.compile(
     r"(?P<name>(?P<job>.+?)(?P<ending>-\d{14}-[0-9a-f]{4})?)-(?P<time>\d{8}-\d{6})(-(?P<number>\d+))?"
 )
@@ -97,8 +98,7 @@ def runs() -> list[Path]:
 def is_of(name: str, folder: Path) -> bool:
     """Whether `folder`, one of `runs()`, is that of a run called `name`, or of a job called so."""
     run = RUN.fullmatch(folder.name)
-    job = name[:42].rstrip("-") if run and run["ending"] else name
-    return name == folder.name or bool(run and (run["name"] == name or run["job"] == job))
+    return name == folder.name or bool(run and name in (run["name"], run["job"]))
 
 
 def printable(text: str) -> str:
@@ -108,7 +108,7 @@ def printable(text: str) -> str:
 
 def _made(name: str) -> Path:
     """A new folder for the logs of the run `name`. Raises OSError where there can be none."""
-    kept, moment = state_folder() / "runs", time.strftime("%Y%m%d-%H%M%S")
+    kept, moment = state_folder() / "runs", time.strftime("%Y%m%d-%H%M%S", time.gmtime())
     kept.mkdir(parents=True, exist_ok=True)
     same = [run for path in kept.glob(f"{name}-{moment}*") if (run := RUN.fullmatch(path.name))]
     for number in itertools.count(1 + max((int(run["number"] or 1) for run in same), default=0)):
