@@ -187,7 +187,9 @@ class Description(BaseModel):
         words = values.get("arguments")
         if isinstance(words, list) and None not in words:  # as they are written: 1.10, on and 007
             written = parsed(file, partial(yaml.load, Loader=yaml.BaseLoader))
-            values["arguments"] = written.get("arguments", words)  # not if they are merged, by <<
+            if "arguments" not in written:
+                raise JobError(f"{file}: arguments: a list that << merges is not read: write it out")
+            values["arguments"] = written["arguments"]
         if "apiVersion" in values:
             raise JobError(
                 f"{file} is a manifest of Kubernetes: `workshop import {file}` makes a job.yaml of it"

@@ -133,7 +133,13 @@ def test_a_shell_file_is_answered_with_its_import(tmp_path, monkeypatch):
 
 @pytest.mark.processes
 def test_a_bar_s_last_state_keeps_the_rank_that_mpirun_named(make_job):
-    run = Local().launch(make_job("print('a', 'b', sep='\\r')", strategy="mpi", workers=2)).wait(60)
+    script = """
+    import time
+    for step in range(300):
+        print(f"{step:05} |{'#' * 10_000}", end="\\r", flush=True)
+    print("b")
+    """
+    run = Local().launch(make_job(script, strategy="mpi", workers=2)).wait(60)
     assert sorted(map(str, run.logs())) == ["[worker-0] b", "[worker-1] b"]
 
 
@@ -243,10 +249,11 @@ def test_an_argument_before_the_dashes_is_answered_with_where_it_belongs(words, 
     assert ("The script's own arguments follow --" in done.output) == is_for_the_script
 
 
-def test_words_that_are_merged_into_a_job_yaml_are_read_as_yaml(make_job):
+def test_words_that_are_merged_into_a_job_yaml_are_refused(make_job):
     folder = make_job("").folder
     (folder / "job.yaml").write_text("name: a\nstrategy: single\n<<: {arguments: [a, 1.10]}\n")
-    assert TrainingJob.load(folder).command_line_arguments == ["a", "1.1"]
+    with pytest.raises(JobError, match="arguments: a list that << merges is not read"):
+        TrainingJob.load(folder)
 
 
 @pytest.mark.processes

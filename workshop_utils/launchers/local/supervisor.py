@@ -304,7 +304,7 @@ class Supervisor:
         if rest and (not chunk or len(rest) > LINE_LIMIT):
             lines.append(rest)
         elif chunk:
-            self._unended[descriptor] = rest
+            self._unended[descriptor] = _shortened(rest)
         self._tell_lines(descriptor, lines)
         if not chunk:
             self._selector.unregister(descriptor)
@@ -363,6 +363,12 @@ class Supervisor:
     def _pump_until(self, deadline: float, done: Callable[[], bool]) -> None:
         while not done() and (remaining := deadline - time.monotonic()) > 0:
             self._pump(min(remaining, 0.05))
+
+
+def _shortened(line: bytes) -> bytes:
+    """Of a progress bar its first state, which may begin with mpirun's tag, and its last; other lines as they are."""
+    first, mark, states = line.partition(b"\r")
+    return first + mark + states[states.rstrip(b"\r").rfind(b"\r") + 1 :]
 
 
 def _readable(descriptor: int) -> bool:
