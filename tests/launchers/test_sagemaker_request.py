@@ -134,6 +134,16 @@ def test_a_mapping_of_data_becomes_channels_each_with_a_place_of_its_own(make_jo
             body_of(make_job(TORCH, data={name: "digits"}))
 
 
+def test_secrets_and_what_exceeds_the_service_s_limits_are_no_hyperparameters(make_job):
+    arguments = {"note": "a b", "api_key": "abc", "ids": "x" * 3000, **{f"a{n}": n for n in range(150)}}
+    request = place().render(make_job(TORCH, strategy="torch_ddp", arguments=arguments))
+    hyperparameters = request.body["HyperParameters"]
+    assert {"a0", "a1"} <= hyperparameters.keys()
+    assert not {"api_key", "ids", "note"} & hyperparameters.keys()
+    assert len(hyperparameters) <= 100
+    assert "api_key" in request.submission.texts["workshop_utils/start.json"]
+
+
 def test_a_folder_that_is_called_like_named_data_is_not_read(make_job, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "mnist").mkdir()

@@ -63,7 +63,10 @@ class Request:
         return {each["ChannelName"]: each["DataSource"]["S3DataSource"]["S3Uri"] for each in given}
 
     def __str__(self) -> str:
-        parts = [json.dumps(self.body, indent=2)]
+        variables = {
+            name: output.masked(name, text) for name, text in self.body.get("Environment", {}).items()
+        }
+        parts = [json.dumps({**self.body, "Environment": variables}, indent=2)]
         # What torchrun is told; the other drivers are the same for every job.
         parts += [
             f"# sm_drivers/distributed.json\n{content.decode()}"
@@ -73,11 +76,7 @@ class Request:
         parts += [f"# {WORDS}\n{text}" for name, text in self.submission.texts.items() if name == WORDS]
         return "\n\n".join(parts)
 
-    def __repr__(self) -> str:  # as a notebook and `--render` show it
-        variables = {
-            name: output.masked(name, text) for name, text in self.body.get("Environment", {}).items()
-        }
-        return str(replace(self, body={**self.body, "Environment": variables}))
+    __repr__ = __str__
 
 
 def render(submission: Submission, job: TrainingJob) -> Request:

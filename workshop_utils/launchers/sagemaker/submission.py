@@ -24,6 +24,7 @@ from workshop_utils import start
 from workshop_utils.jobs import JobError, StrategyName, TrainingJob, imports
 from workshop_utils.jobs.quantities import seconds_of
 from workshop_utils.launchers.instances import gpus_of, size_of
+from workshop_utils.launchers.output import is_secret
 from workshop_utils.launchers.sagemaker import toolkit
 from workshop_utils.launchers.sagemaker.settings import SageMakerSettings
 from workshop_utils.launchers.source import files_below
@@ -48,6 +49,7 @@ TENSORFLOW = {"framework": "tensorflow", "version": "2.21", "py_version": "py312
 PYTORCH = {"framework": "pytorch-amzn2023", "version": "2.13"}
 LAST_WITH_HOROVOD = {"tensorflow": (2, 12), "pytorch": (1, 13)}
 _OF_AWS = re.compile(r"(\d{12})\.dkr\.ecr\.([^.]+)\.[^/]+/(tensorflow|pytorch)(?:-training)?:(\d+)\.(\d+)")
+MOST_ARGUMENTS = 90  # of the 100 hyperparameters that a request may have; the toolkit is told the others
 # How long hosts may take to come together, as the toolkit's own waiting goes (mpi.py: an hour for MPI's workers).
 JOIN_SECONDS = 1800
 
@@ -95,10 +97,15 @@ class Submission:
     @property
     def arguments(self) -> dict[str, Any]:
         """Those of the script that are hyperparameters; START ignores them, and a script may read them in SM_HPS."""
-        return {name: value for name, value in self.job.named_arguments.items() if self._carries(name, value)}
+        carried = [each for each in self.job.named_arguments.items() if self._carries(*each)]
+        return dict(carried[:MOST_ARGUMENTS])
 
     def _carries(self, name: str, value: Any) -> bool:
         """Whether a hyperparameter can carry this argument: the toolkit and torchrun take some for themselves."""
+        if (
+            is_secret(name, str(value)) or len(name) > 200 or len(str(value)) > 2000
+        ):  # of 256 and 2,500, in JSON
+            return False
         if name.startswith("sagemaker_") or (self.job.strategy == "torch_ddp" and _is_for_torchrun(name)):
             return False
         return _survives(name) and _survives(value)
