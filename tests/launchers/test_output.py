@@ -117,7 +117,7 @@ def test_without_a_traceback_the_usage_of_the_script_or_its_last_lines_are_quote
     ("error", "hint"),
     [
         ("ValueError: environment variable RANK expected, but not set", "--strategy torch_ddp starts"),
-        ("mpi4py.MPI.Exception: MPI_ERR_RANK: invalid rank", "--strategy mpi starts"),
+        ("mpi4py.MPI.Exception: MPI_ERR_RANK: invalid rank", "Without --strategy mpi"),
         (
             "torch.distributed.DistNetworkError: port: 12355 EADDRINUSE, address in use",
             "leave --strategy out",
@@ -195,3 +195,12 @@ def test_the_error_of_a_rank_is_quoted_wherever_it_fails(strategy, target, layou
     assert "RuntimeError: the reason" in traceback
     assert len(traceback.splitlines()) < 10, said
     assert "RuntimeError: the reason\n" in Path(log).read_text()
+
+
+@pytest.mark.parametrize(
+    ("name", "secret"),
+    [(name, True) for name in ("ADMIN_TOKEN", "SPLUNK_TOKEN", "VIDEO_KEY", "ACCESS_TOKEN_TYPE", "api_key")]
+    + [(name, False) for name in ("max_token_len", "pad-token", "image_key", "mask_token_id", "tokenizer")],
+)
+def test_a_secret_is_known_by_its_name(name, secret):
+    assert output.is_secret(name, "abc") == secret

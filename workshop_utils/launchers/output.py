@@ -15,11 +15,11 @@ SECRET_VALUE = re.compile(
     r"\w://[^/\s@]*:[^/\s@]+@"
     r"|\b(sk-(\w{6}|proj-|ant-)|gh[a-z]_\w{9}|AKIA\w{9}|xox\w-|hf_[A-Za-z0-9]{13}|glpat-\w{6}|eyJ[\w-]+\.eyJ)"
 )
-# Tokens of a text are none, and the key of a sample or a column is none.
+# Options such as --pad_token and --image-key name tokens of a text and columns of a table; variables do not.
 SECRET = re.compile(
     r"(?i)secret|pass(w|phr|$)|[._-]pwd?$|auth(?!or)|cred(?!it)"
-    r"|(?<!(?:max|min|num|pad|eos|bos|cls|sep|unk)[_-])(?<!mask[_-])token(?!iz|s|[_-](?:len|dim|type))"
-    r"|(?<!(?:image|label|input|audio|video)[_-])(?<!(?:text|sort)[_-])key(_id)?$"
+    r"|(?<!\b(?-i:max|min|num|pad|eos|bos|cls|sep|unk)[_-])(?<!\b(?-i:mask)[_-])token(?!iz|s|[_-](?-i:len|dim|type))"
+    r"|(?<!\b(?-i:image|label|input|audio|video)[_-])(?<!\b(?-i:text|sort)[_-])key(_id)?$"
 )
 LAST_LINES = 12  # of a worker that failed without a traceback, in the message
 MOST_LINES = 10, 20  # of a traceback, from its beginning and from its end
@@ -45,8 +45,9 @@ HINTS = {
     "`workshop install torchvision` finds the right one where it reaches PyTorch's own index.",
     r"environment variable (RANK|WORLD_SIZE|MASTER_ADDR) expected": "--strategy torch_ddp starts the script as "
     "torchrun would.",
-    "MPI_ERR_RANK: invalid rank": "--strategy mpi starts the script as mpirun would.",
-    "EADDRINUSE": "A script that starts its own processes, by mp.spawn, is one worker: leave --strategy out.",
+    "MPI_ERR_RANK: invalid rank": "Without --strategy mpi, MPI sees one rank alone.",
+    "EADDRINUSE": "Another process has the port. A script that starts its own, by mp.spawn, is one worker: leave "
+    "--strategy out.",
     r"error: unrecognized arguments: .*\b(True|False|None)\b": "In `arguments`, a bare flag is written `name:` with "
     "nothing after it, or as a word in a list, such as `[--name]`.",
 }

@@ -69,10 +69,8 @@ def _few(texts: Sequence[str], comma: str = ", ") -> str:
 
 
 def _masked(text: str) -> str:
-    """`text` without the user of an address where a password or a key is in it."""
-    if not SECRET_VALUE.search(text):
-        return text
-    text = re.sub(r"://[^/\s]+@", "://****@", text)
+    """`text` without the users of addresses, who may be keys, and without keys elsewhere."""
+    text = re.sub(r"(?<!ssh)://[^/\s]+@", "://****@", text)
     return re.sub(rf"(?:{SECRET_VALUE.pattern})\S*", "****", text)
 
 
