@@ -62,6 +62,8 @@ def test_no_dollar_is_read_by_the_kubelet(make_job):
 def test_the_path_of_a_folder_is_replaced_where_it_ends(text, replaced):
     assert relocated(text, {"/opt/ml": "/r\\1", "/opt/ml/data": "/d"}) == replaced
     assert relocated(text, {}) == text
+    text = "s3://mine/opt/ml x=/opt/ml a:/opt/ml: file:///opt/ml/model"
+    assert relocated(text, {"/opt/ml": "/r"}) == "s3://mine/opt/ml x=/r a:/r: file:///r/model"
 
 
 def carried(job, place=None):

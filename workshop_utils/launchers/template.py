@@ -21,9 +21,11 @@ def filled(template: Any, values: Mapping[str, Any]) -> Any:
 
 
 def relocated(text: str, folders: Mapping[str, str]) -> str:
-    """`text` with each path of `folders` replaced by its folder; `/opt/mlflow` is not below `/opt/ml`."""
+    """`text` with each path of `folders` replaced by its folder, and not `/opt/mlflow` or `s3://mine/opt/ml`."""
     paths = "|".join(map(re.escape, sorted(folders, key=len, reverse=True)))
-    return re.sub(rf"(?:{paths})(?![\w.-])", lambda path: folders[path[0]], text) if folders else text
+    return (
+        re.sub(rf"(?<![\w.-])(?:{paths})(?![\w.-])", lambda path: folders[path[0]], text) if folders else text
+    )
 
 
 def expanded(text: str, known: Mapping[str, str]) -> str:
