@@ -96,7 +96,7 @@ def mpi_doubt(job: TrainingJob) -> str:
     """That MPI's ranks are not joined, in a sentence; "" if they are, or if there is one."""
     if (
         job.workers == 1
-        or job.strategy == "mpi"
+        or job.strategy in ("mpi", "horovod")
         or "mpi4py" not in packages(imported(job.script_path, always=True))
     ):
         return ""
@@ -106,12 +106,15 @@ def mpi_doubt(job: TrainingJob) -> str:
 def meeting_doubt(job: TrainingJob) -> str:
     """That processes on several hosts would not meet where `job` has them meet, in a sentence; "" if they may."""
     where = " and ".join(loopback_addresses(job))
-    variables = "MASTER_ADDR and MASTER_PORT (in arguments, {master_addr} and {master_port})"
-    if job.strategy in ("multi_worker_mirrored", "parameter_server"):
-        variables = "TF_CONFIG"
+    advice = "leave the address to the launcher"
+    if job.strategy == "torch_ddp":
+        advice = (
+            "meet at the one in MASTER_ADDR and MASTER_PORT (in arguments, {master_addr} and {master_port})"
+        )
+    elif job.strategy in ("multi_worker_mirrored", "parameter_server"):
+        advice = "meet at the one in TF_CONFIG"
     return where and (
-        f"{where}: an address of a process's own host, where those of other hosts cannot be reached; meet at the one "
-        f"in {variables}"
+        f"{where}: an address of a process's own host, at which no other host's processes can be reached; {advice}"
     )
 
 
