@@ -73,4 +73,6 @@ def require(*extras: str) -> None:
 def sentence(*extras: str) -> str:
     """What is missing of `extras`, and what brings it."""
     lacking = [extra for extra in extras if missing(extra)]
-    return f"{', '.join(missing(*lacking))} not installed: `workshop install {' '.join(lacking)}` brings it"
+    absent = missing(*lacking)
+    it = "it" if len(absent) == 1 else "them"
+    return f"{', '.join(absent)} not installed: `workshop install {' '.join(lacking)}` installs {it}"

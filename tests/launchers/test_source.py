@@ -62,7 +62,14 @@ def test_a_folder_travels_whole_but_for_what_the_job_reads_and_writes_and_for_se
     fields = {"outputs": str(job.folder / "out"), "data": {"train": str(job.folder / "corpora/train")}}
     job = job.replace(**fields, checkpoints=str(job.folder))  # the script's own folder travels all the same
     stays = {"out/model", "corpora/train/a.txt", "venv/pyvenv.cfg", ".env", ".aws/credentials", "lib/key.pem"}
-    stays |= {"mlruns/0/meta.yaml", ".envrc", ".git-credentials", ".kube/config", "keys/id_ed25519"}
+    stays |= {
+        "mlruns/0/meta.yaml",
+        ".envrc",
+        ".git-credentials",
+        ".kube/config",
+        "keys/id_ed25519",
+        "lost+found",
+    }
     for name, content in (
         ("lib/model.py", b"x = 1"),
         ("env/model.py", b""),

@@ -100,7 +100,7 @@ def test_an_installation_that_fails_is_told_where_the_package_is_imported(kernel
 def test_somebody_elses_environment_is_not_changed_and_the_command_is_named(kernel, tmp_path):
     with kernel("", own=False) as process:
         told = process.stdout.read()
-    command = "`workshop install greeting` brings it"
+    command = "`workshop install greeting` installs it"
     assert told == f"MissingPackage: greetings not installed: {command}\n"
     assert not (tmp_path / "called").exists()
 

@@ -19,8 +19,8 @@ from workshop_utils.training import data
 PACKAGE = Path(__file__).parents[1]
 # What tools leave in a folder, and where people keep passwords and keys.
 LEFT_OUT = (
-    r"__pycache__|node_modules|\.(git|venv|tox|ipynb_checkpoints)|\.env(rc|\..*)?|.*\.pem|id_(rsa|dsa|ecdsa|ed25519)"
-    r"|\.(ssh|aws|kube|docker|dockercfg|netrc|pypirc|git-credentials|huggingface)"
+    r"__pycache__|node_modules|lost\+found|\.(git|venv|tox|ipynb_checkpoints)|\.env(rc|\..*)?|.*\.pem"
+    r"|id_(rsa|dsa|ecdsa|ed25519)(_sk)?|\.(ssh|aws|kube|docker|dockercfg|netrc|pgpass|pypirc|git-credentials|huggingface)"
 )
 TRACKERS = ("wandb", "mlruns", "lightning_logs")  # have the runs of before; a package of such a name is code
 MOST_NBYTES = 200_000_000  # of a folder that travels with a job, before it is packed

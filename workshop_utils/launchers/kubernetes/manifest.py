@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 from collections import Counter
 from collections.abc import Iterable
@@ -155,7 +156,8 @@ def _check_folder(job: TrainingJob, settings: KubernetesSettings) -> None:
         return
     if not (job.image or settings.image):
         raise JobError(f"folder is {folder!r}; name the image that has the job's folder there in image")
-    if any(Path(folder).is_relative_to(volume) for volume in pods.FOLDERS.values()):
+    volumes = [*pods.FOLDERS.values(), pods.SHARED_MEMORY_MOUNT["mountPath"]]
+    if any(Path(os.path.normpath(folder)).is_relative_to(volume) for volume in volumes):
         raise JobError(
             f"folder is {folder!r}; a volume of the pod hides it there: take another, such as /app"
         )

@@ -277,9 +277,9 @@ class ProcessRun(Run):
 def _prepared(process: dict[str, Any], scratch: Path) -> dict[str, Any]:
     """`process` with variables by which Python answers where it stands, and MPI leaves nothing in /dev/shm."""
     paths = filter(None, [str(AT_START), process["environment"].get("PYTHONPATH")])
-    variables = {"PYTHONPATH": os.pathsep.join(paths)}
+    variables, name = {"PYTHONPATH": os.pathsep.join(paths)}, "OMPI_MCA_btl_sm_backing_directory"
     if Path(process["argv"][0]).name != "mpirun":  # which removes its ranks' segments; those without it stay
-        variables["OMPI_MCA_btl_sm_backing_directory"] = str(scratch)
+        variables[name] = process["environment"].get(name, str(scratch))
     return {**process, "environment": {**process["environment"], **variables}}
 
 
