@@ -92,6 +92,10 @@ def read(text: str, result: Imported, where: str = "", nodes: int = 0, strategy:
         unknown = f"; unknown: {', '.join(shell.unknown[-3:])}" if shell.unknown and not main else ""
         raise JobError(f"{result.file}: it starts {held}; it must start one, by {KNOWN}{unknown}")
     (start,) = main
+    if other := re.search(r"^#(PBS|BSUB)\b", text, re.MULTILINE):
+        line = text.count("\n", 0, other.start()) + 1
+        what = "options of PBS and LSF are not read: say in job.yaml and place.yaml what they ask for"
+        result.note(f"{where}: line {line}: {other[0]}".removeprefix(": "), what)
     place, words, result.says = start.place, start.words, start.says
     for index, each in enumerate(starts):
         if each is not start:
