@@ -285,6 +285,8 @@ SAID = {
         "changed: runs in the host's Python, not in i.sif",
     ),
     "A=1 bash -c 'python a.py'\neval export B=2\ntorchrun train.py": ({"environment": {"B": "2"}}, "python a.py: dr"),
+    "deepspeed --include localhost:0,2 train.py": ({"workers": 2, "resources": {"gpu": 1}}, "-include"),
+    "deepspeed --include a:0@b:0 train.py": ({"workers": 1}, "deepspeed include: dropped"),
     "#PBS -l select=4\n#PBS -N a\npython train.py": ({"workers": 1}, "line 1: #PBS: options of PBS and LSF are not"),
     "uv run train.py 1": ({"script": "train.py", "arguments": [1]}, "-1"),
     "C='python train.py \"a b\"'\neval \"$C\"": ({"arguments": ["a b"]}, "-dropped"),

@@ -398,6 +398,8 @@ def _take_field(option: str, field: str, value: str, result: Imported, where: st
 
 def _as_ours(name: str, field: str, text: str) -> str:
     """What an option of Slurm's says, in our own spelling of times, in seconds, of sizes, and numbers of GPUs."""
+    if name == "include":  # of deepspeed's
+        return str(1 + text.count(","))
     if field.startswith("gpus"):
         gpus = [each for each in text.split(",") if each and (name != "gres" or each.startswith("gpu"))]
         numbers = [re.search(r"(?:^|:)(\d+)(?:\(.*)?$", each) for each in gpus]
@@ -503,6 +505,8 @@ def _take_option(name: str, option: str, value: str, result: Imported, where: st
     """Note what an option of a program says, or that it is dropped."""
     program = COMMANDS[name]
     field = program.get("fields", {}).get(option)
+    if option == "include" and not re.fullmatch(r"[\w.-]+:\d+(,\d+)*", value):
+        field = None  # GPUs of several hosts, or all but some
     if variable := program.get("sets", {}).get(option):
         result.note(f"{where}: {name} {option}", f"changed: {variable} in environment says it")
         result.take_variable(f"{where}: {variable}", variable, value)
