@@ -288,6 +288,8 @@ SAID = {
     "deepspeed --include localhost:0,2 train.py": ({"workers": 2, "resources": {"gpu": 1}}, "-include"),
     "deepspeed --include a:0@b:0 train.py": ({"workers": 1}, "deepspeed include: dropped"),
     "#PBS -l select=4\n#PBS -N a\npython train.py": ({"workers": 1}, "line 1: #PBS: options of PBS and LSF are not"),
+    "srun -n 2 nsys profile -o a -t cuda python train.py": ({"workers": 2}, "nsys o: dropped"),
+    "singularity run --nv a.sif python train.py 1": ({"arguments": [1]}, "the host's Python, not in a.sif"),
     "uv run train.py 1": ({"script": "train.py", "arguments": [1]}, "-1"),
     "C='python train.py \"a b\"'\neval \"$C\"": ({"arguments": ["a b"]}, "-dropped"),
 }  # fmt: skip

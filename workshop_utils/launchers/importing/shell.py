@@ -470,7 +470,7 @@ def _inside(name: str, words: list[str], result: Imported, where: str) -> list[s
             says.setdefault("nodes", str(int(says["tasks"]) // int(each)))
         says |= {"tasks": "", "per_node": "", "per_gpu": ""}
     says |= program.get("says", {})
-    del words[: int(words[:1] == [program.get("verb")])]
+    del words[: int("".join(words[:1]) in program.get("verbs", ()))]
     for option, value in options_of(words, program):
         if program.get("fields", {}).get(option) == "nodes" and is_inside and not value.isdecimal():
             result.note(f"{where}: {name} {option} {value}", f"changed: Slurm gives {says.get('nodes') or 1}")
