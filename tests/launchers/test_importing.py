@@ -600,6 +600,20 @@ def test_an_api_whose_jobs_have_other_fields_is_refused(described_by):
         described_by("old.yaml", "apiVersion: kubeflow.org/v1alpha1\nkind: MPIJob\nspec: {replicas: 2}")
 
 
+REFUSED = {
+    "time.yaml": (ALONE.replace("{template", "{activeDeadlineSeconds: 1h, template"), "1h, is no whole number"),
+    "time.py": ("PyTorch(max_run='x', entry_point='t.py').fit()", "x, is no whole number of seconds"),
+    "deep.py": (f"x = {'+'.join('1' * 3000)}\nPyTorch(entry_point=x)", "nested too deeply"),
+}
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_what_cannot_be_read_is_refused_by_name(name, described_by):
+    text, said = REFUSED[name]
+    with pytest.raises(JobError, match=said):
+        described_by(name, text)
+
+
 # SageMaker
 
 ESTIMATOR = """

@@ -83,17 +83,26 @@ def read(file: Path, folder: Path) -> Imported:
         reader.read(text, result)
     except JobError:
         raise
+    except RecursionError:
+        raise JobError(f"{file}: what it holds is nested too deeply to be read") from None
     except (TypeError, ValueError, LookupError, AttributeError, ArithmeticError, OSError) as error:
         raise JobError(f"{file} is not written as such files are: {error!r}") from None
     result.job["name"] = label_of(result.says.get("name", file.stem))
-    seconds = int(result.says.get("time", 0))
-    if seconds:
+    _take_time(result)
+    return result
+
+
+def _take_time(result: Imported) -> None:
+    """Take the job's timeout, in the largest unit that says it in a whole number."""
+    text = result.says.get("time", "0")
+    if not re.fullmatch(r"\d{1,12}", text):
+        raise JobError(f"{result.file}: its time limit, {text}, is no whole number of seconds")
+    if seconds := int(text):
         units = ((3600, "h"), (60, "min"), (1, "s"))
         result.job["timeout"] = next(f"{seconds // n}{unit}" for n, unit in units if seconds % n == 0)
     elif result.target:
         result.job["timeout"] = UNLIMITED
         result.note("timeout", f"{UNLIMITED}, since the file names no limit; look at what it may cost")
-    return result
 
 
 def _has_script(result: Imported) -> bool:
