@@ -582,6 +582,13 @@ MANIFESTS = {
         "spec.runtimeRef: not read, since the runtime is not in the file",
     ),
     "index": (INDEX, None, {"arguments": {"rank": "{node_rank}"}}, ""),
+    "code": (
+        ALONE.replace("python, train.py", 'bash, -c, "echo \'{{x}}\'\\necho \\"Rank: $R\\"\\npython train.py 1"')
+        + "\n---\nkind: ConfigMap\ndata:\n  a.py: |\n    f'{{x}}'\n    a: $B",
+        None,
+        {"arguments": [1]},
+        "ConfigMap",
+    ),
     "arguments": (WITHOUT_COMMAND, None, {"arguments": {"epochs": 3}}, "the image's ENTRYPOINT starts"),
 }  # fmt: skip
 
@@ -601,6 +608,10 @@ def test_an_api_whose_jobs_have_other_fields_is_refused(described_by):
 
 
 REFUSED = {
+    "helm.yaml": ("kind: Job\nmetadata: {a: b}\n{{- if x }}\n", r"line 3: it is a template, with \{\{; import"),
+    "tag.yaml": (ALONE.replace("{command", "{image: 'a:{{ tag }}', command"), r"containers\[0\].image: it is a template"),
+    "word.yaml": (ALONE.replace("train.py]", "train.py, '--lr={{lr}}']"), r"command\[2\]: it is a template"),
+    "subst.yaml": (ALONE.replace("{template", "{completions: $N, template"), "spec.completions: it is a template, with "),
     "time.yaml": (ALONE.replace("{template", "{activeDeadlineSeconds: 1h, template"), "1h, is no whole number"),
     "time.py": ("PyTorch(max_run='x', entry_point='t.py').fit()", "x, is no whole number of seconds"),
     "deep.py": (f"x = {'+'.join('1' * 3000)}\nPyTorch(entry_point=x)", "nested too deeply"),

@@ -73,10 +73,6 @@ def read(file: Path, folder: Path) -> Imported:
     reader: Any = estimators
     if file.suffix != ".py":
         is_manifest = re.search(r"^kind:", text, re.MULTILINE) or file.suffix in (".yaml", ".yml", ".json")
-        if is_manifest and (template := re.search(r"\{\{|\{%|:\s+\"?\$\{?\w+\}?\"?$", text, re.MULTILINE)):
-            line = text.count("\n", 0, template.start()) + 1
-            advice = "import what is rendered, such as what helm template or envsubst prints"
-            raise JobError(f"{file}, line {line}: it is a template, with {template[0].strip(': ')}; {advice}")
         reader = manifests if is_manifest else shell
     result = Imported(file, folder)
     try:

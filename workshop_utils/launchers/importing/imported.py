@@ -12,6 +12,7 @@ from typing import Any
 
 import yaml
 
+from workshop_utils.jobs import JobError
 from workshop_utils.launchers import output
 from workshop_utils.launchers.output import SECRET, SECRET_VALUE
 
@@ -127,6 +128,12 @@ def has_secret(text: str) -> bool:
     return bool(SECRET_VALUE.search(text) or AUTHORIZED.search(text)) or any(
         SECRET.search(name) for name in names if name != "key"
     )
+
+
+def refuse_template(place: str, sign: str) -> None:
+    """Raise JobError, since what `sign` begins in a template stands at `place`."""
+    advice = "import what is rendered, such as what helm template or envsubst prints"
+    raise JobError(f"{place}: it is a template, with {sign}; {advice}")
 
 
 def plain(word: str) -> int | float | str:

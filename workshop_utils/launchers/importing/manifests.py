@@ -14,7 +14,16 @@ import yaml
 
 from workshop_utils.jobs import JobError, parsed
 from workshop_utils.launchers.importing import shell
-from workshop_utils.launchers.importing.imported import TABLES, UNKNOWN, WORDS, Imported, left, plain, take
+from workshop_utils.launchers.importing.imported import (
+    TABLES,
+    UNKNOWN,
+    WORDS,
+    Imported,
+    left,
+    plain,
+    refuse_template,
+    take,
+)
 from workshop_utils.launchers.kubernetes.manifest import TEMPLATES
 from workshop_utils.launchers.kubernetes.pods import FOLDERS
 from workshop_utils.launchers.output import SECRET
@@ -33,6 +42,8 @@ OUR_VARIABLES = (
 )
 # What a claim is for, by the name of its volume or folder.
 CLAIMS = {"checkpoints": "check|ckpt", "outputs": "model|out|result|log|save", "data": ""}
+# A word with a placeholder of Helm's or Jinja's, or one that envsubst would fill in.
+TEMPLATE = re.compile(r"[^\s'\"()]*(\{[{%])[^{}\n]*\}\}?[^\s'\"()]*|(\$\{?)\w+\}?")
 OURS = ("initContainers", "containers[0].workingDir")
 OURS_ELSEWHERE = ("volumes", "containers[0].volumeMounts", "containers[0].resources")
 OUR_DATA = re.compile(r'\bdata=("[^"]*"|\{[^}]*\})')  # in the command that is a manifest's comment
@@ -52,7 +63,13 @@ class Role(NamedTuple):
 
 def read(text: str, result: Imported) -> None:
     """Note in `result` what a manifest describes. Raises JobError if that is no job, or more than one."""
-    read = parsed(result.file, lambda text: list(yaml.safe_load_all(text)))
+    try:
+        read = parsed(result.file, lambda text: list(yaml.safe_load_all(text)))
+    except JobError:
+        if template := re.search(r"\{\{|\{%", text):
+            line = text.count("\n", 0, template.start()) + 1
+            refuse_template(f"{result.file}, line {line}", template[0])
+        raise
     documents = [each for document in read if document for each in take(document, "items") or [document]]
     by_kind = [(each.get("kind") if isinstance(each, dict) else "no object", each) for each in documents]
     jobs = [each for kind, each in by_kind if kind in KINDS]
@@ -63,11 +80,25 @@ def read(text: str, result: Imported) -> None:
     for kind, each in by_kind:
         if each not in (*jobs, *runtimes):
             result.note(f"{kind} {take(each, 'metadata.name') or ''}".strip())
+    for each in (*jobs, *runtimes):
+        _refuse_templates(each, f"{result.file}, {each['kind']}")
     labels = (jobs[0].get("metadata") or {}).get("labels") or {}
     is_ours = OUR_LABELS.items() <= labels.items()
     if is_ours and (data := OUR_DATA.search(text)):
         result.job["data"] = json.loads(data[1])
     _take_job(jobs[0], runtimes[0] if runtimes else {}, result, is_ours)
+
+
+def _refuse_templates(tree: Any, place: str) -> None:
+    """Raise JobError where a value in `tree` is a template's alone; in code, such signs are the code's own."""
+    if isinstance(tree, str):
+        if template := TEMPLATE.fullmatch(tree):
+            refuse_template(place, template[1] or template[2])
+        return
+    items = tree.items() if isinstance(tree, dict) else enumerate(tree) if isinstance(tree, list) else ()
+    for name, value in items:
+        if isinstance(tree, dict) or not str(value).startswith("$"):  # `args: [$CODE]` may be a shell's
+            _refuse_templates(value, f"{place}.{name}" if isinstance(tree, dict) else f"{place}[{name}]")
 
 
 def _take_job(job: dict[str, Any], runtime: dict[str, Any], result: Imported, is_ours: bool) -> None:
