@@ -582,6 +582,13 @@ MANIFESTS = {
         "spec.runtimeRef: not read, since the runtime is not in the file",
     ),
     "index": (INDEX, None, {"arguments": {"rank": "{node_rank}"}}, ""),
+    "images": (
+        MPI.replace("[{command", "[{image: a, command").replace("replicas: 2}", "replicas: 2, template: %s}")
+        % "{spec: {containers: [{image: b}]}}",
+        None,
+        {"script": "train.py"},
+        "Launcher.template.spec.containers[0].image: a: dropped, since the workers' is b",
+    ),
     "code": (
         ALONE.replace("python, train.py", 'bash, -c, "echo \'{{x}}\'\\necho \\"Rank: $R\\"\\npython train.py 1"')
         + "\n---\nkind: ConfigMap\ndata:\n  a.py: |\n    f'{{x}}'\n    a: $B",

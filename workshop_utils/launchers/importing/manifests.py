@@ -200,7 +200,11 @@ def _roles(found: dict[str, Any], table: dict[str, Any], result: Imported) -> di
 def _take_place(main: Role, driver: Role, result: Imported, is_ours: bool) -> None:
     """Take what says where a job runs: image, nodes, queue, claims."""
     place, fields = result.place, main.fields
-    for image in (driver.take("image"), main.take("image")):
+    images = driver.take("image"), main.take("image")
+    if all(images) and len({*images}) > 1:
+        where = f"{driver.path}.containers[0].image"
+        result.note(f"{where}: {images[0]}", f"dropped, since the workers' is {images[1]}")
+    for image in images:
         ours = OUR_IMAGE.fullmatch(image or "")
         if image and (ours is None or ours[1] != "REGISTRY"):
             place |= {"registry": ours[1]} if ours else {"image": image}
