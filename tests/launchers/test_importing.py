@@ -615,11 +615,27 @@ def test_an_api_whose_jobs_have_other_fields_is_refused(described_by):
 
 
 REFUSED = {
-    "helm.yaml": ("kind: Job\nmetadata: {a: b}\n{{- if x }}\n", r"line 3: it is a template, with \{\{; import"),
-    "tag.yaml": (ALONE.replace("{command", "{image: 'a:{{ tag }}', command"), r"containers\[0\].image: it is a template"),
+    "other.yaml": (
+        f"apiVersion: batch.volcano.sh/v1alpha1\n{ALONE}",
+        "holds Job of batch.volcano.sh/v1alpha1; it",
+    ),
+    "helm.yaml": (
+        "kind: Job\nmetadata: {a: b}\n{{- if x }}\n",
+        r"line 3: it is a template, with \{\{; import",
+    ),
+    "tag.yaml": (
+        ALONE.replace("{command", "{image: 'a:{{ tag }}', command"),
+        r"\[0\].image: it is a template",
+    ),
     "word.yaml": (ALONE.replace("train.py]", "train.py, '--lr={{lr}}']"), r"command\[2\]: it is a template"),
-    "subst.yaml": (ALONE.replace("{template", "{completions: $N, template"), "spec.completions: it is a template, with "),
-    "time.yaml": (ALONE.replace("{template", "{activeDeadlineSeconds: 1h, template"), "1h, is no whole number"),
+    "subst.yaml": (
+        ALONE.replace("{template", "{completions: $N, template"),
+        "spec.completions: it is a template",
+    ),
+    "time.yaml": (
+        ALONE.replace("{template", "{activeDeadlineSeconds: 1h, template"),
+        "1h, is no whole number",
+    ),
     "time.py": ("PyTorch(max_run='x', entry_point='t.py').fit()", "x, is no whole number of seconds"),
     "deep.py": (f"x = {'+'.join('1' * 3000)}\nPyTorch(entry_point=x)", "nested too deeply"),
 }

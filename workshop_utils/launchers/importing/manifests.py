@@ -71,7 +71,7 @@ def read(text: str, result: Imported) -> None:
             refuse_template(f"{result.file}, line {line}", template[0])
         raise
     documents = [each for document in read if document for each in take(document, "items") or [document]]
-    by_kind = [(each.get("kind") if isinstance(each, dict) else "no object", each) for each in documents]
+    by_kind = [(_kind(each), each) for each in documents]
     jobs = [each for kind, each in by_kind if kind in KINDS]
     if len(jobs) != 1:
         held = f"{len(jobs)} jobs" if jobs else ", ".join(str(kind) for kind, _ in by_kind)
@@ -87,6 +87,15 @@ def read(text: str, result: Imported) -> None:
     if is_ours and (data := OUR_DATA.search(text)):
         result.job["data"] = json.loads(data[1])
     _take_job(jobs[0], runtimes[0] if runtimes else {}, result, is_ours)
+
+
+def _kind(document: Any) -> str:
+    """The kind of a document, with its API where that is another than the kind's usual one."""
+    if not isinstance(document, dict):
+        return "no object"
+    kind, version = str(document.get("kind")), document.get("apiVersion")
+    group = "trainer.kubeflow.org" if kind in RUNTIMES else KINDS.get(kind, {}).get("group")
+    return f"{kind} of {version}" if group and version and version.split("/")[0] != group else kind
 
 
 def _refuse_templates(tree: Any, place: str) -> None:
