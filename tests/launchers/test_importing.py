@@ -839,6 +839,10 @@ def test_a_name_is_what_it_was_last_assigned_and_what_else_changes_it_is_named(t
 def test_arguments_that_two_dictionaries_hold_are_the_estimators(described_by):
     text = f"a = dict({PLACED})\nb = {{'instance_count': 2}}\ne = PyTorch(entry_point='t.py', **a, **b, **c.d)\ne.fit()"
     result = described_by("e.py", text)
+    'a = 1\ndef f():\n    a = 2\n{"a": a}': ({"a": 1}, ""),
+    'def f():\n    a = 2\n{"a": a}': ({}, "-a: left out"),
+    '{"a": 3600 + 0}': ({"a": 3600}, ""),
+    '{"a": 1 // 0}': ({}, "-a: left out"),
     assert result.place == {"role": "r", "instance_type": "ml.m5.large"}
     assert result.job["workers"] == 2
     assert "line 3: **c.d is computed" in "\n".join(result.notes)

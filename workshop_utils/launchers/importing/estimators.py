@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import contextlib
 import json
 import operator
 import re
@@ -30,6 +31,7 @@ NUMBERS = {
     ast.FloorDiv: operator.floordiv,
 }
 EVERYWHERE = (1 << 30, 0)
+FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda)
 
 
 class Computed(str):
@@ -46,7 +48,7 @@ class Assignment(NamedTuple):
 
 
 class Names:
-    """What the names in a text stand for: the last assignment above a use counts, since nothing is run.
+    """What the names in a text stand for: of the same function, or the module, the last assignment above a use counts.
 
     Attributes:
         assigned: the assignments to a name, or to an attribute such as `self.role`.
@@ -66,15 +68,19 @@ class Names:
                 values |= dict.fromkeys(node.targets, node.value)
             elif isinstance(node, ast.AnnAssign):
                 values[node.target] = node.value
-            elif isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda):
+            elif isinstance(node, FUNCTIONS):
                 for each in (arg for arg in ast.walk(node.args) if isinstance(arg, ast.arg)):
                     self._assign(each.arg, Assignment(None, each.lineno, _start(node), _end(node)))
         augmented = {node.target for node in nodes if isinstance(node, ast.AugAssign)}
+        ends = [(_start(each), _end(each)) for each in nodes if isinstance(each, FUNCTIONS)]
         for node in nodes:
             if isinstance(node, ast.Name | ast.Attribute) and isinstance(node.ctx, ast.Store):
                 value = values.get(node)
                 if node not in augmented and (value or node not in values):  # no declaration such as `a: int`
-                    self._assign(ast.unparse(node), Assignment(value, node.lineno, _end(value or node)))
+                    is_local = isinstance(node, ast.Name)  # no attribute, such as self.role
+                    around = [end for start, end in ends if is_local and start <= _start(node) <= end]
+                    end = min(around, default=EVERYWHERE)
+                    self._assign(ast.unparse(node), Assignment(value, node.lineno, _end(value or node), end))
             self.changes += _changes(node)
 
     def _assign(self, name: str, assignment: Assignment) -> None:
@@ -98,8 +104,9 @@ class Names:
             return given if is_dict else given | {CLASS: _name(node)}
         if isinstance(node, ast.BinOp) and type(node.op) in NUMBERS:
             operands = [self.value(node.left), self.value(node.right)]
-            if all(isinstance(each, int | float) for each in operands) and operands[1]:
-                return NUMBERS[type(node.op)](*operands)
+            if all(isinstance(each, int | float) for each in operands):
+                with contextlib.suppress(ArithmeticError):
+                    return NUMBERS[type(node.op)](*operands)
         try:
             return ast.literal_eval(node)
         except (ValueError, TypeError):
