@@ -762,6 +762,7 @@ STARTED = {
     f"{FIT}({{'a': TrainingInput('s3://b', input_mode='Pipe')}})": ({"a": "s3://b"}, "e", "channel a: input_mode"),
     f"{FIT}(TrainingInput('s3://b', distribution='ShardedByS3Key'))": ("s3://b", "e", "training: distribution"),
     f"{FIT}(TrainingInput('s3://b', s3_data_type='ManifestFile'))": ("s3://b", "e", "training: s3_data_type"),
+    f"{FIT}(FileSystemInput(id='b'))": ("training", "e", "training: a file system, which jobs here do not read"),
     f"{FIT}(upload('abc'))": ("training", "e", "channel training: computed (upload(…))"),
     f"PyTorch(%s, environment=build({PASSWORD})).fit('s3://b')": ("s3://b", "e", "computed (build(…))"),
     f"PyTorch(%s, environment={{**{PASSWORD}}}['abc']).fit('s3://b')": ("s3://b", "e", "computed (line 1)"),

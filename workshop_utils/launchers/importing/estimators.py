@@ -312,14 +312,16 @@ def _data(inputs: Any, result: Imported, where: str) -> str | dict[str, str]:
     channels = inputs if isinstance(inputs, dict) and CLASS not in inputs else {"training": inputs}
     sources = {}
     for name, source in channels.items():
-        channel = f"{where}: channel {name}"
+        channel, kind = f"{where}: channel {name}", ""
         while isinstance(source, dict):
             key = next((key for key in SOURCES if key in source), None)
             for path in left({each: source[each] for each in source if each not in (key, *CHANNEL)}, ""):
                 result.note(f"{channel}: {path}")
             source = source.get(key)
         if not isinstance(source, str) or isinstance(source, Computed):
-            result.note(channel, f"computed ({source}): say it in job.yaml")
+            is_files = kind.startswith("FileSystem")
+            what = "a file system, which jobs here do not read" if is_files else f"computed ({source})"
+            result.note(channel, f"{what}: say it in job.yaml")
             source = str(name)
         sources[name] = source.removeprefix("file://")
     return sources if channels is inputs else sources["training"]
@@ -354,6 +356,7 @@ def _name(call: ast.Call) -> str:
     """The name of what is called, without the module or object that it belongs to."""
     return ast.unparse(call.func).rpartition(".")[2]
 
+            kind = str(source.get(CLASS))
 
 def _described(node: ast.expr) -> str:
     """`node` in a message: a name, or what is called; of anything else its line, since its text may hold a secret."""
