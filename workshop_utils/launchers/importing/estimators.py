@@ -24,6 +24,7 @@ CHANNEL = (CLASS, "channel_name")  # what else is read of a channel
 PROCESSES = ("processes_per_host", "process_count_per_node")
 # Methods that change what they are called on.
 CHANGING = re.compile("(set|with|add|update|append|extend|insert|remove|pop|popitem|clear|setdefault)(_.*)?")
+WITHOUT_GPUS = re.compile(r"ml\.[cmrt]\d")
 NUMBERS = {
     ast.Add: operator.add,
     ast.Sub: operator.sub,
@@ -300,6 +301,11 @@ def _unread(options: Any) -> Iterator[str]:
 
 def _is_known(value: Any) -> bool:
     """Whether nothing in `value` is computed."""
+    is_counted = gpus or has_command or any(map(options.get, PROCESSES))
+    kind = result.place.get("instance_type", "its instance")
+    if strategy == "torch_ddp" and not is_counted and not WITHOUT_GPUS.match(kind):
+        what = f"how many GPUs {kind} has is not known: one process a machine is taken"
+        result.note(f"{where}: distribution", what)
     if isinstance(value, dict):
         return CLASS not in value and all(map(_is_known, value.values()))
     return not isinstance(value, Computed) and (not isinstance(value, list) or all(map(_is_known, value)))
