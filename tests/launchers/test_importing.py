@@ -778,6 +778,26 @@ def test_what_a_fit_is_told_is_read_and_what_it_drops_is_named_without_secrets(t
     assert "abc" not in str(result)
 
 
+# What an estimator is given, which script there is then, and a line of its import; no line where that starts with "-".
+TORCHRUN = "entry_point='a.py', distribution={'torch_distributed': {}}"
+GIVEN = {
+    "image_uri='i', hyperparameters={'sagemaker_program': '\"a.py\"'}": ("a.py", "-not known"),
+    "entry_point='a.py', hyperparameters={'sagemaker_submit_directory': 's3://a'}": ("a.py", "directory: dropped"),
+    "image_uri='i'": (None, "what its image starts is not known: name your script"),
+    "entry_point='a.py', source_dir='s3://b/c.tar.gz'": ("a.py", "source_dir: not read, since it is not on this"),
+    f"{TORCHRUN}, instance_type='ml.trn1.32xlarge'": ("a.py", "how many GPUs ml.trn1.32xlarge has is not known: one"),
+    f"{TORCHRUN}, instance_type=kind()": ("a.py", "how many GPUs its instance has is not known"),
+    f"{TORCHRUN}, instance_type='ml.c5.large'": ("a.py", "-how many GPUs"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("given", GIVEN)
+def test_what_an_estimator_leaves_to_sagemaker_is_named(given, described_by):
+    result, (script, said) = described_by("e.py", f"Estimator({given}).fit()"), GIVEN[given]
+    assert (result.job.get("script"), result.job["arguments"]) == (script, {})
+    assert (said.lstrip("-") in "\n".join(result.notes)) != said.startswith("-"), result.notes
+
+
 COMMAND = """ModelTrainer(source_code=SourceCode(source_dir="src", command="pip install x; %s --epochs 3"),
              compute=Compute(instance_type="ml.g5.12xlarge", instance_count=2), hyperparameters={"a": 1}).train()"""
 COMMANDS = {
@@ -819,6 +839,10 @@ HYPERPARAMETERS = {
     'a = 1\nfor a in range(3):\n    pass\n{"a": a}': ({}, "a is assigned in lines 1 and 2"),
     'a = 1\ndef f(a):\n    pass\n{"a": a}': ({"a": 1}, ""),
     'a = 1\na = {"a": a}\na': ({"a": 1}, "a is assigned in lines 1 and 2"),
+    'a = 1\ndef f():\n    a = 2\n{"a": a}': ({"a": 1}, ""),
+    'def f():\n    a = 2\n{"a": a}': ({}, "-a: left out"),
+    '{"a": 3600 + 0}': ({"a": 3600}, ""),
+    '{"a": 1 // 0}': ({}, "-a: left out"),
     '{12: 1}': ({"12": 1}, ""),
     '{"a": 1, f("abc"): 2}': ({"a": 1}, "the key f(…) is computed"),
 }  # fmt: skip
@@ -840,10 +864,6 @@ def test_a_name_is_what_it_was_last_assigned_and_what_else_changes_it_is_named(t
 def test_arguments_that_two_dictionaries_hold_are_the_estimators(described_by):
     text = f"a = dict({PLACED})\nb = {{'instance_count': 2}}\ne = PyTorch(entry_point='t.py', **a, **b, **c.d)\ne.fit()"
     result = described_by("e.py", text)
-    'a = 1\ndef f():\n    a = 2\n{"a": a}': ({"a": 1}, ""),
-    'def f():\n    a = 2\n{"a": a}': ({}, "-a: left out"),
-    '{"a": 3600 + 0}': ({"a": 3600}, ""),
-    '{"a": 1 // 0}': ({}, "-a: left out"),
     assert result.place == {"role": "r", "instance_type": "ml.m5.large"}
     assert result.job["workers"] == 2
     assert "line 3: **c.d is computed" in "\n".join(result.notes)

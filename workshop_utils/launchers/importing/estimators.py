@@ -31,8 +31,8 @@ NUMBERS = {
     ast.Mult: operator.mul,
     ast.FloorDiv: operator.floordiv,
 }
-EVERYWHERE = (1 << 30, 0)
 FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda)
+EVERYWHERE = (1 << 30, 0)
 
 
 class Computed(str):
@@ -72,8 +72,8 @@ class Names:
             elif isinstance(node, FUNCTIONS):
                 for each in (arg for arg in ast.walk(node.args) if isinstance(arg, ast.arg)):
                     self._assign(each.arg, Assignment(None, each.lineno, _start(node), _end(node)))
-        augmented = {node.target for node in nodes if isinstance(node, ast.AugAssign)}
         ends = [(_start(each), _end(each)) for each in nodes if isinstance(each, FUNCTIONS)]
+        augmented = {node.target for node in nodes if isinstance(node, ast.AugAssign)}
         for node in nodes:
             if isinstance(node, ast.Name | ast.Attribute) and isinstance(node.ctx, ast.Store):
                 value = values.get(node)
@@ -217,9 +217,21 @@ def _take(found: Mapping[str, Any], result: Imported, where: str) -> None:
     result.paths = {f"/opt/ml/input/data{single}": "{data}", "/opt/ml/model": "{model}"}
     result.paths["/opt/ml/checkpoints"] = "{checkpoints}"
     strategy = _take_distribution(found.get("distribution") or {}, "command" in found, result, where)
-    folder = found.get("folder", ".")
-    result.folders.append(folder)
-    words = _words(found.get("arguments", {}), result, where)
+    folder = _folder(found, result, where)
+    given = _hyperparameters(found.get("arguments", {}), result, where)
+    if program := given.pop("sagemaker_program", None):
+        name = str(program).strip('"') if _is_known(program) else UNKNOWN
+        found = {"script": name, **found}
+    words = _words(given, result, where)
+    _take_start(found, words, result, where, strategy)
+    if result.job.get("script", "").startswith(f"{PurePosixPath(folder)}/"):
+        result.note(f"{where}: source_dir", f"changed: --output {folder} makes that the job's folder")
+
+
+def _take_start(
+    found: Mapping[str, Any], words: list[str], result: Imported, where: str, strategy: str | None
+) -> None:
+    """Note what is started: a command, or a script with `words`."""
     if "command" in found:
         if words:
             result.note(f"{where}: hyperparameters", "dropped, since a command is not given them")
@@ -227,14 +239,26 @@ def _take(found: Mapping[str, Any], result: Imported, where: str) -> None:
     else:
         if "script" in found:
             result.take_script(found["script"])
+        else:
+            started = "what its image starts is" if "image" in result.place else "its script is"
+            result.note(where, f"{started} not known: name your script in job.yaml, with its arguments")
         result.take_arguments(where, words)
         shell.settle(result, where, strategy=strategy)
-    if result.job.get("script", "").startswith(f"{PurePosixPath(folder)}/"):
-        result.note(f"{where}: source_dir", f"changed: --output {folder} makes that the job's folder")
 
 
-def _words(given: Any, result: Imported, where: str) -> list[str]:
-    """The hyperparameters, which may be in a file of JSON, as the script gets them."""
+def _folder(found: Mapping[str, Any], result: Imported, where: str) -> str:
+    """Where below the estimator's file scripts may lie."""
+    folder = str(found.get("folder", "."))
+    if "://" in folder:
+        what = "not read, since it is not on this machine: put its files beside job.yaml"
+        result.note(f"{where}: source_dir", what)
+        folder = "."
+    result.folders.append(folder)
+    return folder
+
+
+def _hyperparameters(given: Any, result: Imported, where: str) -> dict[Any, Any]:
+    """The hyperparameters, which may be in a file of JSON."""
     if isinstance(given, str):
         try:
             given = dict(json.loads((result.file.parent / given).read_text(encoding="utf-8")))
@@ -243,8 +267,18 @@ def _words(given: Any, result: Imported, where: str) -> list[str]:
                 f"{where}: hyperparameters", f"not read: no JSON is in {given}; add them to arguments"
             )
             given = {}
+    return dict(given)
+
+
+def _words(given: Mapping[Any, Any], result: Imported, where: str) -> list[str]:
+    """The hyperparameters as the script gets them, without those for SageMaker's toolkit."""
     words: list[str] = []
     for name, value in given.items():
+        if str(name).startswith("sagemaker_"):
+            result.note(
+                f"{where}: {name}", "dropped, since it is for SageMaker's toolkit, not for the script"
+            )
+            continue
         text = json.dumps(value) if isinstance(value, list | dict) else str(value)
         words += ["-" * min(2, len(str(name))) + str(name), text if _is_known(value) else UNKNOWN]
     return words
@@ -267,6 +301,11 @@ def _take_distribution(given: dict[str, Any], has_command: bool, result: Importe
     options = options if isinstance(options, dict) else {}
     gpus = gpus_of(result.place.get("instance_type", "")) or 0
     usual = gpus if strategy == "torch_ddp" else 1
+    is_counted = gpus or has_command or any(map(options.get, PROCESSES))
+    kind = result.place.get("instance_type", "its instance")
+    if strategy == "torch_ddp" and not is_counted and not WITHOUT_GPUS.match(kind):
+        what = f"how many GPUs {kind} has is not known: one process a machine is taken"
+        result.note(f"{where}: distribution", what)
     count = next((options[name] for name in PROCESSES if options.get(name)), usual or 1)
     if strategy or not has_command:
         result.says["per_node"] = UNKNOWN if isinstance(count, Computed) else str(count)
@@ -301,11 +340,6 @@ def _unread(options: Any) -> Iterator[str]:
 
 def _is_known(value: Any) -> bool:
     """Whether nothing in `value` is computed."""
-    is_counted = gpus or has_command or any(map(options.get, PROCESSES))
-    kind = result.place.get("instance_type", "its instance")
-    if strategy == "torch_ddp" and not is_counted and not WITHOUT_GPUS.match(kind):
-        what = f"how many GPUs {kind} has is not known: one process a machine is taken"
-        result.note(f"{where}: distribution", what)
     if isinstance(value, dict):
         return CLASS not in value and all(map(_is_known, value.values()))
     return not isinstance(value, Computed) and (not isinstance(value, list) or all(map(_is_known, value)))
@@ -320,6 +354,7 @@ def _data(inputs: Any, result: Imported, where: str) -> str | dict[str, str]:
     for name, source in channels.items():
         channel, kind = f"{where}: channel {name}", ""
         while isinstance(source, dict):
+            kind = str(source.get(CLASS))
             key = next((key for key in SOURCES if key in source), None)
             for path in left({each: source[each] for each in source if each not in (key, *CHANNEL)}, ""):
                 result.note(f"{channel}: {path}")
@@ -362,7 +397,6 @@ def _name(call: ast.Call) -> str:
     """The name of what is called, without the module or object that it belongs to."""
     return ast.unparse(call.func).rpartition(".")[2]
 
-            kind = str(source.get(CLASS))
 
 def _described(node: ast.expr) -> str:
     """`node` in a message: a name, or what is called; of anything else its line, since its text may hold a secret."""
