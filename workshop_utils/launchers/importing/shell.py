@@ -14,7 +14,14 @@ from typing import Any, NamedTuple
 from workshop_utils.jobs import JobError, Resources
 from workshop_utils.jobs.imports import imported, packages
 from workshop_utils.jobs.quantities import bytes_of
-from workshop_utils.launchers.importing.imported import TABLES, UNKNOWN, WORDS, Imported, has_secret
+from workshop_utils.launchers.importing.imported import (
+    TABLES,
+    UNKNOWN,
+    WORDS,
+    Imported,
+    has_secret,
+    refuse_template,
+)
 from workshop_utils.launchers.output import SECRET
 from workshop_utils.strategies import STRATEGY_OF
 
@@ -319,8 +326,7 @@ def as_meant(text: str) -> str:
 
 def _refuse_template(result: Imported, place: str, words: list[str]) -> None:
     if template := re.search(r"\{\{|\{%", " ".join(words)):
-        advice = "import what is rendered, such as what helm template or envsubst prints"
-        raise JobError(f"{result.file}, {place}: it is a template, with {template[0]}; {advice}")
+        refuse_template(f"{result.file}, {place}", template[0])
 
 
 def _commands(text: str, result: Imported) -> Iterator[tuple[int, list[str], bool]]:
