@@ -43,7 +43,7 @@ OUR_VARIABLES = (
 # What a claim is for, by the name of its volume or folder.
 CLAIMS = {"checkpoints": "check|ckpt", "outputs": "model|out|result|log|save", "data": ""}
 # A word with a placeholder of Helm's or Jinja's, or one that envsubst would fill in.
-TEMPLATE = re.compile(r"[^\s'\"()]*(\{[{%])[^{}\n]*\}\}?[^\s'\"()]*|(\$\{?)\w+\}?")
+TEMPLATE = re.compile(r"[^\s'\"()]*(\{[{%])[^{}\n]*\}\}?[^\s'\"()]*|\$\{?\w+\}?")
 OURS = ("initContainers", "containers[0].workingDir")
 OURS_ELSEWHERE = ("volumes", "containers[0].volumeMounts", "containers[0].resources")
 OUR_DATA = re.compile(r'\bdata=("[^"]*"|\{[^}]*\})')  # in the command that is a manifest's comment
@@ -81,7 +81,7 @@ def read(text: str, result: Imported) -> None:
         if each not in (*jobs, *runtimes):
             result.note(f"{kind} {take(each, 'metadata.name') or ''}".strip())
     for each in (*jobs, *runtimes):
-        _refuse_templates(each, f"{result.file}, {each['kind']}")
+        _refuse_templates(each, str(each["kind"]), result, text)
     labels = (jobs[0].get("metadata") or {}).get("labels") or {}
     is_ours = OUR_LABELS.items() <= labels.items()
     if is_ours and (data := OUR_DATA.search(text)):
@@ -98,16 +98,21 @@ def _kind(document: Any) -> str:
     return f"{kind} of {version}" if group and version and version.split("/")[0] != group else kind
 
 
-def _refuse_templates(tree: Any, place: str) -> None:
-    """Raise JobError where a value in `tree` is a template's alone; in code, such signs are the code's own."""
+def _refuse_templates(tree: Any, path: str, result: Imported, text: str) -> None:
+    """Raise JobError where a value in `tree`, at `path` of the manifest `text`, is a template's alone.
+
+    In code, such signs are the code's own.
+    """
     if isinstance(tree, str):
         if template := TEMPLATE.fullmatch(tree):
-            refuse_template(place, template[1] or template[2])
+            line = text.count("\n", 0, max(0, text.find(tree))) + 1
+            refuse_template(f"{result.file}, line {line}, {path}", template[1] or tree)
         return
     items = tree.items() if isinstance(tree, dict) else enumerate(tree) if isinstance(tree, list) else ()
     for name, value in items:
         if isinstance(tree, dict) or not str(value).startswith("$"):  # `args: [$CODE]` may be a shell's
-            _refuse_templates(value, f"{place}.{name}" if isinstance(tree, dict) else f"{place}[{name}]")
+            at = f"{path}.{name}" if isinstance(tree, dict) else f"{path}[{name}]"
+            _refuse_templates(value, at, result, text)
 
 
 def _take_job(job: dict[str, Any], runtime: dict[str, Any], result: Imported, is_ours: bool) -> None:
