@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from workshop_utils.launchers.local.run import ProcessRun
 
 ASKING_SECONDS = 5.0  # in all
-ANSWERING_SECONDS = 1.0  # for processes that are asked at the same time
+ANSWERING_SECONDS = 2.0  # for processes that are asked at the same time; a busy machine needs more than one
 QUIET_SECONDS = 0.05  # after which stacks have come whole
 MOST_SHOWN = 8  # processes
 LAST_LINES = 3  # of each
