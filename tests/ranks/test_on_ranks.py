@@ -142,6 +142,23 @@ def test_arguments_of_all_kinds_arrive_as_copies():
     assert values["array"].tolist() == [0, 1, 2, 3, 4]
 
 
+def test_functions_of_global_generators_draw_other_numbers_on_each_rank_and_in_each_call():
+    import random
+
+    import torch
+
+    drawing = random.random, np.random.rand, random.Random(1).random
+    generator = torch.default_generator
+
+    def program(communicator):
+        return *(draw() for draw in drawing), torch.rand((), generator=generator).item()
+
+    calls = [on_ranks(2, program).values for _ in range(2)]
+    python, numpy, own, pytorch = zip(*(values for call in calls for values in call), strict=True)
+    assert len({*python, *numpy, *pytorch}) == 3 * 2 * 2
+    assert set(own) == {random.Random(1).random()}, "a generator of the notebook's own travels as it is"
+
+
 def test_a_module_beside_the_notebook_travels_as_it_is_now(tmp_path, monkeypatch):
     (tmp_path / "beside.py").write_text(
         "FACTOR = 2\ndef twice(communicator):\n    return FACTOR * communicator.rank\n"

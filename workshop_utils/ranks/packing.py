@@ -25,6 +25,9 @@ from workshop_utils.launchers.local import warm_server
 
 MOST_BYTES = 16 * 1024**2
 
+# The generators of which `random.random`, `np.random.rand` and the like are methods; a rank has its own.
+GLOBAL_GENERATORS = {"random": "_inst", "numpy.random.mtrand": "_rand", "torch": "default_generator"}
+
 Cell = tuple[str, str, str]  # its source, its file name, and what it calls that through which its rank speaks
 
 
@@ -111,6 +114,9 @@ class _Pickler(cloudpickle.Pickler):
             return getattr, (sys.modules["builtins"], "open")
         if type(value).__name__ in ("ExitAutocall", "ZMQExitAutocall"):
             return getattr, (sys.modules["builtins"], "exit")
+        for module, name in GLOBAL_GENERATORS.items():
+            if value is getattr(sys.modules.get(module), name, None):
+                return getattr, (sys.modules[module], name)
         if isinstance(value, CodeType):  # cloudpickle 3.1.3 leaves its file out, which a traceback names
             make, parts = cloudpickle.Pickler.dispatch_table[CodeType](value)
             return make, tuple(value.co_filename if part == "<dynamic-code>" else part for part in parts)

@@ -96,16 +96,32 @@ def test_a_forked_worker_sees_what_a_cold_one_sees_and_holds_no_descriptor_of_an
     assert warmed == cold
 
 
-def test_random_numbers_differ_between_ranks_and_between_runs_and_a_seed_is_kept(make_job):
-    job = make_job(SAY, """
-    print(random.random(), numpy.random.rand(), numpy.random.default_rng().random())
-    numpy.random.seed(7)
-    print("seeded", numpy.random.rand())
-    """, strategy="torch_ddp", workers=3)  # fmt: skip
-    printed = texts(job) + texts(job)
-    drawn = [number for text in printed if "seeded" not in text for number in text.split()]
-    assert len(drawn) == len(set(drawn)) == 18
-    assert {text for text in printed if "seeded" in text} == {"seeded 0.07630828937395717"}
+@pytest.mark.parametrize(
+    ("imports", "drawn", "starts"),
+    [
+        ("random, numpy", "numpy.random.rand(), numpy.random.default_rng().random()", (False, True, True)),
+        ("random, torch", "torch.rand(()).item(), torch.nn.Linear(1, 1).bias.item()", (False, True, True)),
+        (
+            "random, keras, tensorflow as tf",
+            "float(tf.random.uniform(())), float(keras.random.uniform(()))",
+            (True, True),
+        ),
+    ],
+)
+def test_random_numbers_differ_between_ranks_and_between_runs_however_they_start(
+    imports, drawn, starts, make_job
+):
+    job = make_job(f"import {imports}\nprint(random.random(), {drawn})", strategy="ring", workers=2)
+    runs = [Local(warm=is_warm).launch(job).wait(120) for is_warm in starts]
+    assert tuple(run.warm for run in runs) == starts
+    numbers = [word for run in runs for line in run.logs() for word in line.text.split()]
+    assert len(numbers) == len(set(numbers)) >= 3 * 2 * len(starts)
+
+
+def test_a_seed_gives_what_it_gives_in_a_cold_run(make_job):
+    seeded = "import numpy, torch\nnumpy.random.seed(7)\ntorch.manual_seed(7)"
+    job = make_job(seeded, "print(numpy.random.rand(), torch.rand(()).item())", strategy="ring", workers=2)
+    assert texts(job) == ["0.07630828937395717 0.5349225401878357"] * 2
 
 
 # Ends

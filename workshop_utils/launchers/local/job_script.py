@@ -67,8 +67,11 @@ def forked(argv: list[str], environment: dict[str, str]) -> Callable[[], None]:
         faulthandler.register(signal.SIGUSR1, file=2, all_threads=False, chain=False)
         folders = environment.get("PYTHONPATH", "").split(os.pathsep)
         sys.path[:0] = [folder for folder in folders if folder not in ("", AT_START)]
-        if "numpy.random" in sys.modules:  # unlike Python's own generator, NumPy's does not notice a fork
+        # Python's own generator notices a fork; TensorFlow's is made when it is first asked.
+        if "numpy.random" in sys.modules:
             sys.modules["numpy.random"].seed()
+        if "torch" in sys.modules:
+            sys.modules["torch"].default_generator.seed()
         _end(_exit_code_of(script, *arguments))
 
     return run_and_end
