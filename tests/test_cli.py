@@ -15,6 +15,7 @@ from typer.testing import CliRunner
 from workshop_utils import cli
 from workshop_utils.cli import terminal
 from workshop_utils.jobs import JobError
+from workshop_utils.launchers.local import Local
 from workshop_utils.runs import RunState
 
 REPORTS_THREE_STEPS = """
@@ -49,6 +50,16 @@ def test_launch_prints_each_line_and_each_report_as_it_comes_and_logs_shows_them
     assert "\ndone\nodd \x1b[A\nthese files are in /" in again
     with pytest.raises(JobError, match=rf"there is no run 'nobody'; there are: .*{job.name}-2"):
         CliRunner().invoke(cli.app, ["logs", "nobody"], catch_exceptions=False)
+
+
+def test_a_run_whose_checkpoints_another_writes_is_refused_and_says_whose_they_are(make_job, tmp_path):
+    job = make_job("print('ready')\nimport time\ntime.sleep(600)", checkpoints=str(tmp_path))
+    with Local().launch(job) as run:
+        assert next(run.logs(follow=True)).text == "ready"
+        done = launch(make_job(""), "--checkpoints", str(tmp_path))
+    holder = f"checkpoints is '{tmp_path}'; {job.name} (process {os.getpid()}) writes there"
+    assert done.stderr == f"workshop: {holder}: stop it, wait for its end, or give another folder\n"
+    assert (done.returncode, done.stdout) == (2, "")
 
 
 def test_what_the_terminal_cannot_show_is_replaced(tmp_path):

@@ -7,6 +7,8 @@ from pathlib import Path
 import pytest
 import yaml
 
+from workshop_utils.jobs import JobError
+from workshop_utils.launchers.local import Local
 from workshop_utils.launchers.sagemaker import EmulatedSageMaker
 from workshop_utils.runs import RunFailed
 
@@ -168,9 +170,20 @@ def test_model_and_checkpoints_outlive_the_run_in_the_job_s_folders(make_job, tm
     (place.here().model_folder / "weights").write_text("1")
     assert place.checkpoint_folder().parent == place.here().model_folder.parent
     (place.checkpoint_folder() / "step-1").write_text("2")
+    print("written")
+    while not (place.checkpoint_folder() / "seen").exists():
+        pass
     """
     job = make_job(write, outputs=str(tmp_path / "models"), checkpoints=str(tmp_path / "kept"))
-    EmulatedSageMaker().launch(job).wait(60)
+    run = EmulatedSageMaker().launch(job)
+    assert "written" in (line.text for line in run.logs(follow=True))
+    for place in (EmulatedSageMaker(), EmulatedSageMaker(spot=True), Local()):
+        with pytest.raises(
+            JobError, match=rf"checkpoints is .*; {job.name}-.* \(process {os.getpid()}\) writes there"
+        ):
+            place.launch(job)
+    (tmp_path / "kept" / "seen").touch()
+    run.wait(60)
     assert (tmp_path / "models" / "weights").is_file()
     assert (tmp_path / "kept" / "step-1").is_file()
 

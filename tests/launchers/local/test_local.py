@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -214,9 +215,9 @@ def owner(job, body, warm=False):
     ],
 )
 def test_a_killed_owner_leaves_nothing_though_a_child_that_it_forked_still_holds_its_pipes(
-    then, warm, make_job, watch, nothing_is_left
+    then, warm, make_job, watch, nothing_is_left, tmp_path
 ):
-    job = make_job(SLEEP.replace("time.sleep(1000)", then))
+    job = make_job(SLEEP.replace("time.sleep(1000)", then), checkpoints=str(tmp_path))
     body = """
         child = os.fork()
         if child == 0:
@@ -234,8 +235,46 @@ def test_a_killed_owner_leaves_nothing_though_a_child_that_it_forked_still_holds
         # A warm server, too, ends with its owner.
         assert watch.eventually(lambda: set(watch.marked_processes()) - before == {child})
         assert watch.eventually(lambda: not list(nothing_is_left.glob("workshop-*")))
+        Local().launch(job).stop()  # its folder is free again
     finally:
         os.kill(child, signal.SIGKILL)
+
+
+# Two runs
+
+
+@pytest.mark.parametrize("warm", [False, True])
+def test_the_folders_of_a_run_are_closed_to_others_until_it_has_ended(warm, make_job, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    job = make_job(f"import {'numpy' if warm else 'sys'}", SLEEP, checkpoints="saved", outputs="saved")
+    after = make_job("print('after')", checkpoints=str(tmp_path / "kept" / ".." / "saved"), outputs="other")
+    apart = make_job("", checkpoints="saved/below")
+    holder = f"{job.name} \\(process {os.getpid()}\\)"
+    ask = "stop it, wait for its end, or give another folder"
+    with Local(warm=warm).launch(job) as run:
+        until_ready(run)
+        for field, second in (
+            ("checkpoints", job),
+            ("checkpoints", after),
+            ("outputs", apart.replace(outputs="saved")),
+        ):
+            value = re.escape(repr(getattr(second, field)))
+            with pytest.raises(JobError, match=f"^{field} is {value}; {holder} writes there: {ask}$"):
+                Local(warm=warm).launch(second)
+        Local().launch(apart).wait(60)
+        run.stop()
+        assert [line.text for line in Local(warm=warm).launch(after).wait(60).logs()] == ["after"]
+    assert {path.name for path in (tmp_path / "saved").iterdir()} == {"logs", "below"}
+
+
+def test_a_killed_supervisor_locks_no_folder(make_job, tmp_path):
+    job = make_job(SLEEP, checkpoints=str(tmp_path / "saved"))
+    run = Local().launch(job)
+    until_ready(run)
+    psutil.Process(run.process_ids["worker-0"]).parent().kill()
+    with pytest.raises(RunFailed, match="the process that watches over it was killed"):
+        run.wait(60)
+    Local().launch(job).stop()
 
 
 # Many

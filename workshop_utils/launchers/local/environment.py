@@ -8,7 +8,8 @@ import shutil
 import sys
 import tempfile
 import uuid
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import ExitStack, contextmanager
 from importlib import metadata
 from importlib.util import find_spec
 from pathlib import Path
@@ -79,6 +80,45 @@ def shared_variables(job: TrainingJob, scratch: Path) -> dict[str, str]:
         **({"WORKSHOP_CHECKPOINTS": str(Path(checkpoints).absolute())} if checkpoints else {}),
         **job.environment,
     }
+
+
+@contextmanager
+def locked(job: TrainingJob) -> Iterator[dict[int, str]]:
+    """Lock the job's folders, since two runs would mix their checkpoints: descriptors that keep the locks.
+
+    With each comes the path, in the run's own folder, of a file that tells others whose it is. The kernel locks the
+    folder itself: nothing stays in it, and no lock outlives its process. Other machines see no lock of this one.
+
+    Raises:
+        JobError: if another run has a folder, or nothing can be written there.
+    """
+    import fcntl  # not on Windows
+
+    marks = dict[int, str]()
+    with ExitStack() as opened:
+        for field in ("checkpoints", "outputs"):
+            if not (folder := getattr(job, field)):
+                continue
+            path, mark = Path(folder), ""
+            try:
+                path.mkdir(parents=True, exist_ok=True)
+                tempfile.TemporaryFile(dir=path).close()
+                mark = "folders/{0.st_dev}-{0.st_ino}".format(path.stat())
+                if mark not in marks.values():  # otherwise one folder is both
+                    descriptor = os.open(path, os.O_RDONLY)
+                    opened.callback(os.close, descriptor)
+                    fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                    marks[descriptor] = mark
+            except BlockingIOError:
+                running = Path(tempfile.gettempdir()).glob(f"workshop-*/{mark}")
+                holder = " and ".join(each.read_text(encoding="utf-8") for each in running) or "another run"
+                advice = f"{holder} writes there: stop it, wait for its end, or give another folder"
+                raise JobError(f"{field} is {folder!r}; {advice}") from None
+            except OSError as error:
+                if not mark:  # otherwise it may not be read, or its file system has no locks
+                    reason = f"it must be a folder to write to: {error.strerror}"
+                    raise JobError(f"{field} is {folder!r}; {reason}") from None
+        yield marks
 
 
 def data_variables(job: TrainingJob, folder: str) -> dict[str, str]:

@@ -209,17 +209,17 @@ def start(
 ) -> RunType:
     """Start what a launcher has rendered, as `make_run` wants it, with `files` in the run's own folder.
 
-    Ranks are forked from the warm server for `framework`; for None they start cold.
+    Ranks are forked from the warm server for `framework`; for None they start cold. Raises as `locked` does.
     """
-    for folder in filter(None, (request.job.outputs, request.job.checkpoints)):
-        Path(folder).mkdir(parents=True, exist_ok=True)
-    run = make_run(request.job.name, request.workers, request.reservation, request.job.outputs)
+    job = request.job
+    run = make_run(job.name, request.workers, request.reservation, job.outputs)
     run.network, run.device, run.warning = request.network, request.device, request.warning
     run._start(
         request.processes,
-        request.job.timeout_seconds,
+        job.timeout_seconds,
         request.scratch,
         {"model/.keep": "", **files},
+        job,
         request.switch,
         warm.starter(framework) if framework else None,
     )

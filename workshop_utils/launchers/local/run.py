@@ -15,15 +15,17 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, BinaryIO
 
 import psutil
 
+from workshop_utils.jobs import TrainingJob
 from workshop_utils.launchers import output
 from workshop_utils.launchers.local import hang
+from workshop_utils.launchers.local.environment import locked
 from workshop_utils.network.devices import host_remark
 from workshop_utils.network.ports import PortReservation
 from workshop_utils.network.wiring import Cable, Switch
@@ -60,7 +62,7 @@ class ProcessGroup:
     `archives` (each a `.tar.gz`, by the relative folder for its files), and removes at the end. The events are those
     of `supervisor`; the last is always `ended`, and once it has come no process, and no folder, is left. With `is_read`
     the folder stays until `on_event` has returned from `read`. With `start_warm`, a warm server's `start`, ranks are
-    forked instead of executed.
+    forked instead of executed. The supervisor keeps the descriptors `locks` until all has ended.
     """
 
     def __init__(
@@ -70,10 +72,11 @@ class ProcessGroup:
         timeout_seconds: float,
         scratch: Path,
         files: dict[str, str],
-        start_warm: Callable[[int, int], None] | None = None,
+        start_warm: Callable[..., None] | None = None,
         network: Switch | None = None,
         is_read: bool = False,
         archives: Mapping[str, bytes] | None = None,
+        locks: Collection[int] = (),
     ) -> None:
         self._on_event = on_event
         self._scratch = scratch
@@ -83,10 +86,11 @@ class ProcessGroup:
         self._supervisor: subprocess.Popen[bytes] | None = None
         try:
             if start_warm is not None:
-                start_warm(control_reader, events_writer)
+                start_warm(control_reader, events_writer, *locks)
             else:
                 self._supervisor = subprocess.Popen(
-                    [sys.executable, "-E", "-s", "-S", str(SUPERVISOR)],
+                    [sys.executable, "-E", "-s", "-S", str(SUPERVISOR), *map(str, locks)],
+                    pass_fds=locks,
                     stdin=control_reader,
                     stdout=events_writer,
                     start_new_session=True,  # so that a terminal's Ctrl-C reaches us, and we decide
@@ -196,16 +200,19 @@ class ProcessRun(Run):
         timeout_seconds: float,
         scratch: Path,
         files: dict[str, str],
+        job: TrainingJob,
         network: Switch | None = None,
-        start_warm: Callable[[int, int], None] | None = None,
+        start_warm: Callable[..., None] | None = None,
         archives: Mapping[str, bytes] | None = None,
     ) -> None:
-        """Start everything; from now on `_on_event` is called, on a thread of its own."""
+        """Start everything; from now on `_on_event` is called, on a thread of its own. Raises as `locked` does."""
         self.warm, self._timeout_seconds = start_warm is not None, timeout_seconds
-        self._group = ProcessGroup(
-            *(processes, self._on_event, timeout_seconds, scratch, files),
-            *(start_warm, network, self.is_read, archives),
-        )
+        with locked(job) as locks:
+            marks = dict.fromkeys(locks.values(), f"{self.name} (process {os.getpid()})")
+            self._group = ProcessGroup(
+                *(processes, self._on_event, timeout_seconds, scratch, {**files, **marks}),
+                *(start_warm, network, self.is_read, archives, [*locks]),
+            )
 
     def _request_stop(self) -> None:
         self._group.stop()

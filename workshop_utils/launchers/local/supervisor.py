@@ -19,12 +19,15 @@ owner dies, however it dies, and the supervisor then ends everything. The superv
 what a rank leaves running becomes the supervisor's child, so it is found and ended too. And should the supervisor
 itself be killed, each process that it started gets SIGKILL from the kernel (PR_SET_PDEATHSIG, prctl(2)).
 
-With `--warm MODULE...` it imports the modules first and then serves: for each pair of descriptors that arrives
-on its standard input, a socket, it forks a supervisor whose ranks are forked as well, not executed: see
+Descriptors that it is given by number keep folders locked until all has ended.
+
+With `--warm MODULE...` it imports the modules first and then serves: for descriptors that arrive together on its
+standard input, a socket, it forks a supervisor whose ranks are forked as well, not executed: see
 `warm_server`.
 """
 
 import ctypes
+import fcntl
 import json
 import os
 import select
@@ -63,7 +66,7 @@ def _prctl(option: int, value: int) -> None:
 class Supervisor:
     """The processes of one run, from their start to the last one's end."""
 
-    def __init__(self, control: int, events: int, fork: bool) -> None:
+    def __init__(self, fork: bool, control: int, events: int, *locks: int) -> None:
         self._control, self._events, self._fork = control, events, fork
         os.set_blocking(events, False)
         self._selector = selectors.PollSelector()  # without a descriptor: a fork has macOS's kqueue no more
@@ -77,7 +80,8 @@ class Supervisor:
         self._told_to_stop = self._has_stacks = False
         self._sent: set[int] = set()  # the signals sent to all
         self._unheard = False  # the owner reads no more
-        self._held: list[int] = []  # descriptors that keep the processes' networks
+        self._locks = locks  # descriptors that keep others out of the run's checkpoints
+        self._held = [*locks]  # and descriptors that keep the processes' networks
 
     def run(self) -> Script | None:
         """Carry out one specification. In a forked rank, the script that it is to run; otherwise None."""
@@ -116,6 +120,8 @@ class Supervisor:
             while not self._told_to_stop:
                 self._pump(60)
         shutil.rmtree(scratch, ignore_errors=True)
+        for lock in self._locks:  # whoever hears of the end may start the next run
+            fcntl.flock(lock, fcntl.LOCK_UN)
         self._tell({"event": "ended", **ended})
         return None
 
@@ -430,10 +436,8 @@ def _write_files(folder: Path, files: dict[str, str], archives: dict[str, str]) 
 
 if __name__ == "__main__":
     if sys.argv[1:2] == ["--warm"]:
-        script = warm_server.serve(
-            sys.argv[2:], lambda control, events: Supervisor(control, events, True).run()
-        )
+        script = warm_server.serve(sys.argv[2:], lambda *descriptors: Supervisor(True, *descriptors).run())
     else:
-        script = Supervisor(control=0, events=1, fork=False).run()
+        script = Supervisor(False, 0, 1, *map(int, sys.argv[1:])).run()
     if script is not None:
         script()

@@ -99,13 +99,13 @@ class WarmServer:
             ended = f"ended with code {self._process.returncode} while importing {', '.join(modules)}"
             raise WarmServerError(f"the warm server {ended}; standard error says why")
 
-    def start(self, control: int, events: int) -> bool:
-        """Fork a supervisor that reads its specification from `control` and writes its events to `events`.
+    def start(self, *descriptors: int) -> bool:
+        """Fork a supervisor that has these `descriptors`: the specification's, the events' and locks.
 
         Return False if the server died before acknowledging, once it is gone.
         """
         with self._lock, contextlib.suppress(OSError):
-            socket.send_fds(self._connection, [b"fork"], [control, events])
+            socket.send_fds(self._connection, [b"fork"], [*descriptors])
             if self._connection.recv(1):
                 return True
         self.close()
@@ -131,7 +131,7 @@ def framework_for(job: TrainingJob) -> str | None:
     return framework_of(job.script_path) if is_like_it else None
 
 
-def starter(framework: str | None) -> Callable[[int, int], None] | None:
+def starter(framework: str | None) -> Callable[..., None] | None:
     """What starts processes as forks of this process's server for `framework`; None where they must start cold.
 
     On macOS they must: its own libraries start threads behind Python's back, and a fork of such a process may crash.
@@ -139,9 +139,9 @@ def starter(framework: str | None) -> Callable[[int, int], None] | None:
     if framework is None or sys.platform != "linux" or not _server_for(framework).may_fork:
         return None
 
-    def start(control: int, events: int) -> None:
-        if not _server_for(framework).start(control, events):
-            _server_for(framework).start(control, events)  # another one
+    def start(*descriptors: int) -> None:
+        if not _server_for(framework).start(*descriptors):
+            _server_for(framework).start(*descriptors)  # another one
 
     return start
 

@@ -23,8 +23,8 @@ OPTIONAL = ("matplotlib", "pandas", "sklearn")
 READY, HAS_THREADS = b"!", b"?"
 
 
-def serve(modules: list[str], supervise: Callable[[int, int], Script | None]) -> Script | None:
-    """Import `modules`, then fork for each pair of descriptors received; the fork does `supervise(control, events)`.
+def serve(modules: list[str], supervise: Callable[..., Script | None]) -> Script | None:
+    """Import `modules`, then fork for descriptors that are received together; the fork does `supervise(*descriptors)`.
 
     In a forked rank, the script that it is to run; otherwise None.
     """
@@ -53,17 +53,16 @@ def serve(modules: list[str], supervise: Callable[[int, int], Script | None]) ->
         ready, _, _ = select.select(heard, [], [])
         if ready != heard[:1]:
             return None  # the owner has died, though a child of its own may still hold the socket
-        message, descriptors, _, _ = socket.recv_fds(connection, 16, 2)
+        message, descriptors, _, _ = socket.recv_fds(connection, 16, 4)
         if not message:
             return None
         connection.sendall(READY)
-        control, events = descriptors
         if os.fork() == 0:
             connection.close()
             for descriptor in owner:
                 os.close(descriptor)
             os.setsid()
-            script = supervise(control, events)
+            script = supervise(*descriptors)
             if script is None:
                 os._exit(0)  # its work is done; to take down what was imported would keep the owner waiting
             return script

@@ -205,7 +205,8 @@ def start(request: Request, checkpoints: Path | None = None) -> EmulatedRun:
     """Start the hosts of `request`. Checkpoints stay in the folder `checkpoints`, or else where the job says.
 
     Raises:
-        JobError: if there is no mpirun for an MPI job, or the model and checkpoints are to stay elsewhere than here.
+        JobError: if there is no mpirun for an MPI job, or the model and checkpoints are to stay elsewhere than here, or
+            where another run has its own.
     """
     submission, job = request.submission, request.submission.job
     scratch = environment.scratch_folder()
@@ -267,7 +268,8 @@ def start(request: Request, checkpoints: Path | None = None) -> EmulatedRun:
     run = EmulatedRun(submission.name, submission.hosts, reservation, outputs)
     if submission.driver:
         run.error = "CalledProcessError"
-    run._start(processes, submission.limit_seconds, scratch, files, archives={"source": request.source})
+    archives = {"source": request.source}
+    run._start(processes, submission.limit_seconds, scratch, files, job, archives=archives)
     return run
 
 
