@@ -113,6 +113,44 @@ def test_without_a_traceback_the_usage_of_the_script_or_its_last_lines_are_quote
     assert explanation("\n".join([*lines, MPIRUN])) == ("Its last lines", "\n".join(lines[-12:]) + "\n")
 
 
+CRASH = """\
+a line that ends hereFatal Python error: Segmentation fault
+
+Thread 0x00007f0000000001 (most recent call first):
+  File "/usr/lib/python3.14/threading.py", line 327 in wait
+  File "/home/me/watch.py", line 5 in watch
+
+Current thread 0x00007f0000000002 [python] (most recent call first):
+  File "/usr/lib/python3.14/ctypes/__init__.py", line 519 in string_at
+  File "/home/me/train.py", line 2 in inner
+  File "/home/me/train.py", line 7 in <module>
+  File "/opt/workshop_utils/launchers/local/job_script.py", line 48 in run
+
+Current thread's C stack trace (most recent call first):
+  Binary file "/usr/bin/python3", at _Py_DumpStack+0x31 [0x5]
+  <truncated rest of calls>
+
+Extension modules: numpy._core._multiarray_umath (total: 1)
+"""
+
+
+def test_a_fatal_signal_is_told_with_the_users_lines_and_what_was_printed_before():
+    heading, quoted = explanation(f"hello\n{CRASH}")
+    assert heading == (
+        "Fatal Python error: Segmentation fault, at train.py, line 2 (in string_at). "
+        "Its stack, the innermost call first"
+    )
+    assert quoted == (
+        "  string_at (ctypes/__init__.py, line 519)\n  inner (train.py, line 2)\n  <module> (train.py, line 7)\n"
+        "Its last lines:\n  hello\n  a line that ends here\n"
+    )
+
+
+def test_an_abort_while_python_ends_hides_no_traceback():
+    ending = CRASH.replace("/home/me/", "/usr/lib/python3.14/")
+    assert explanation(f"{REASON}{ending}") == ("Its traceback", f"{REASON}a line that ends here\n")
+
+
 @pytest.mark.parametrize(
     ("error", "hint"),
     [

@@ -168,6 +168,18 @@ def test_an_error_shows_the_cells_own_lines(run, shell):
     assert "workshop_utils" not in printed
 
 
+def test_a_fatal_signal_is_told_with_the_cells_own_lines(run, shell):
+    run("import ctypes\ndef fails(rank):\n    if rank == 1:\n        ctypes.string_at(0)")
+    number = shell.execution_count
+    _, printed = run("%%ranks 2\nfails(rank)\ncommunicator.barrier()")
+    at = f"Fatal Python error: Segmentation fault, at Cell In[{number - 1}], line 4 (in string_at). "
+    assert printed.startswith(
+        f"RanksFailed: rank 1 of 2 was killed by SIGSEGV; the others were stopped. {at}"
+    )
+    assert f"  fails (Cell In[{number - 1}], line 4)\n  <module> (Cell In[{number}], line 2)\n" in printed
+    assert printed.count("Fatal Python error") == 1, "what Python printed is not shown as it came"
+
+
 def test_where_ipython_has_no_names_for_cells_a_failure_shows_their_files(shell, run, monkeypatch):
     monkeypatch.delattr(type(shell.compile), "format_code_name")  # IPython 7, which Colab and Kaggle have
     _, printed = run("""

@@ -1,6 +1,7 @@
 """A function on real processes: what comes back, what is refused, and who is blamed when something goes wrong."""
 
 import contextlib
+import ctypes
 import math
 import os
 import signal
@@ -349,6 +350,33 @@ def test_a_rank_that_leaves_is_named(leave, words, others_wait):
                 communicator.barrier()
 
     assert failure_of(3, program).startswith(words)
+
+
+@pytest.mark.parametrize(
+    ("crash", "words"),
+    [
+        (
+            lambda: ctypes.string_at(0),
+            "SIGSEGV; the others were stopped. Fatal Python error: Segmentation fault",
+        ),
+        (lambda: os.abort(), "SIGABRT; the others were stopped. Fatal Python error: Aborted"),
+    ],
+)
+@pytest.mark.parametrize("framework", [None, "torch"])
+def test_a_fatal_signal_is_told_with_the_programs_line(crash, words, framework):
+    def program(group):
+        print("before")
+        if os.environ["RANK"] == "1":
+            crash()
+        group.barrier()
+
+    line = program.__code__.co_firstlineno + 3
+    with pytest.raises(RanksFailed) as failure:
+        on_ranks(2, program, framework=framework)
+    text = str(failure.value)
+    assert text.startswith(f"rank 1 of 2 was killed by {words}, at test_on_ranks.py, line ")
+    assert f"  program (test_on_ranks.py, line {line})\nIts last lines:\n  before" in text
+    assert failure.value.results[1].lines == ("before",)
 
 
 def test_a_rank_that_leaves_after_an_error_elsewhere_is_not_blamed():

@@ -53,6 +53,21 @@ HINTS = {
 }
 
 TRACEBACK = re.compile(r"Traceback \(most recent call last\):$")
+# A stack as Python's faulthandler prints it: a heading, then the frames, the innermost first.
+HEADING = re.compile(r".*?(Current thread .+|Thread .+|Stack) \(most recent call first\):$")
+FRAME = re.compile(r'(?: *File "|  )(?P<file>[^"]+)"?, line (?P<line>\d+) in (?P<function>.+)')
+# What is not the user's: packages, this one, and what starts a script.
+NOT_THE_USERS = re.compile(
+    r"/(site|dist)-packages/|/lib/python|/workshop_utils/|/bin/torchrun$|/sm_drivers/|/emulated_instance\.py$|^<"
+)
+Frames = Sequence[re.Match[str]]
+FATAL = "Fatal Python error: "  # what it prints first where a signal ends the process
+# The other lines that it prints then.
+CRASH = re.compile(
+    rf"{FATAL}|{HEADING.pattern}|{FRAME.pattern}|(Extension modules|Python runtime state): |$"
+    "|Current thread's C stack|  (Binary file |[.<])"
+)
+
 # What joins a traceback to the one before it: Python's own words, and those of PyTorch's workers.
 _JOINED = re.compile(
     r"direct cause of the following|During handling of the above|following error:$|Original Trace"
@@ -114,9 +129,10 @@ def explained(run: Run, names: Collection[str], code: int = 1) -> str:
         raised = (line.worker for line in lines if TRACEBACK.search(line.text))
         blamed = next(raised, next(iter(names)) if len(names) == 1 else None)
     texts = [line.text for line in lines if line.worker == blamed] if blamed else [*map(str, lines)]
+    texts, stack = split_crash(texts)
     # What is killed has raised nothing, though it may have survived a traceback before; PyTorch aborts after one.
     is_killed = code < 0 and code != -signal.SIGABRT
-    cause = last_lines(texts) if is_killed else _cause(texts)
+    cause = stack + (last_lines(texts) if is_killed else _cause(texts))
     hints = [hint for pattern, hint in HINTS.items() if re.search(pattern, cause)]
     log = run.log_folder and (run.log_folder / f"{blamed}.log" if blamed else run.log_folder)
     where = f"The whole log is in {logs.shown(log)}" if log and log.exists() else ""
@@ -126,6 +142,71 @@ def explained(run: Run, names: Collection[str], code: int = 1) -> str:
 def last_lines(texts: Sequence[str]) -> str:
     """The last of what a worker printed."""
     return _shown("Its last lines", texts[-LAST_LINES:]) if texts else "It had printed nothing."
+
+
+def frames_of(lines: Sequence[str]) -> Frames:
+    """The frames of the last stack in `lines`, the innermost first, without how the script or function was started."""
+    frames: list[re.Match[str]] = []
+    for line in lines:
+        if HEADING.match(line):
+            frames = []
+        elif (match := FRAME.match(line)) and "<frozen importlib" not in match["file"]:
+            frames.append(match)
+    users = [number + 1 for number, frame in enumerate(frames) if is_the_users(frame)]
+    return frames[: max(users, default=len(frames))]
+
+
+def is_the_users(frame: re.Match[str]) -> bool:
+    return not NOT_THE_USERS.search(frame["file"])
+
+
+def called(frame: re.Match[str]) -> str:
+    return f"{frame['function']} ({_short(frame['file'])}, line {frame['line']})"
+
+
+def _short(file: str) -> str:
+    """A path without the folders that say more of the machine than of the program."""
+    for folder in ("/site-packages/", "/dist-packages/"):
+        if folder in file:
+            return file.rpartition(folder)[2]
+    library = re.search(r"/lib/python[\d.]+/(.+)", file)
+    return library[1] if library else file.rpartition("/")[2]
+
+
+def position_of(frames: Frames) -> str:
+    """The innermost line that is the user's.
+
+    Where there is none, since a function has returned and its rank has yet to leave, it is the innermost line of all.
+    """
+    number = next((each for each, frame in enumerate(frames) if is_the_users(frame)), 0)
+    inner = [frame["function"] for frame in frames[: number + 1]]
+    called = next((name for name in inner if not name.startswith("_")), inner[0])
+    frame = frames[number]
+    return f"{frame['file'].rpartition('/')[2]}, line {frame['line']} (in {called})"
+
+
+def split_crash(texts: Iterable[str]) -> tuple[list[str], str]:
+    """`texts` without what Python printed at a fatal signal, and that in words; "" if it stood in no user's line."""
+    others: list[str] = []
+    stacks: list[list[str]] = []
+    fatal = ""
+    for text in texts:
+        if FATAL in text:
+            before, _, fatal = text.partition(FATAL)
+            others += [before] if before else []
+            stacks = []
+        elif not fatal or not CRASH.match(text):
+            others.append(text)
+        elif HEADING.match(text):
+            stacks.append([text])
+        elif stacks:
+            stacks[-1].append(text)
+    stacks.sort(key=lambda stack: not stack[0].startswith("Current"))
+    users = [frames for frames in map(frames_of, stacks) if any(map(is_the_users, frames))]
+    if not users:
+        return others, ""
+    shown = _shown("Its stack, the innermost call first", _trimmed(list(map(called, users[0])), *MOST_LINES))
+    return others, f"{FATAL}{fatal}, at {position_of(users[0])}. {shown}\n"
 
 
 def _cause(texts: Sequence[str]) -> str:

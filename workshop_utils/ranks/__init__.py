@@ -167,6 +167,7 @@ class _RanksRun(ProcessRun):
         super().__init__(*arguments)
         self.files: dict[str, bytes] = {}
         self._codes: dict[str, int] = {}
+        self._crashed = set[str]()  # those of whose fatal signal Python has told
         self._ended: list[str] = []  # those that have ended by themselves, in this order
 
     def _on_event(self, event: Event) -> None:
@@ -184,6 +185,12 @@ class _RanksRun(ProcessRun):
             text, stream = packing.with_cells(text), STACK
         super()._receive_line(worker, text, stream)
 
+    def _stream_of(self, process: str, worker: str, text: str, stream: str) -> str:
+        if text.startswith(output.FATAL):
+            self._crashed.add(worker)
+        is_crash = worker in self._crashed and output.CRASH.match(text)
+        return STACK if is_crash else super()._stream_of(process, worker, text, stream)
+
     def _verdict(self, event: Event) -> tuple[RunState, str]:
         state, reason = super()._verdict(event)
         silent = state is RunState.SUCCEEDED and self._silent()
@@ -199,8 +206,9 @@ class _RanksRun(ProcessRun):
             silent, errors = [self.workers[int(died[1])]], []
         if errors or silent:
             name = errors[0][1] if errors else silent[0]
-        lines = [] if self.lines_are_shown else self.logs(worker=name)
-        printed = [line.text for line in lines if line.stream != STACK]
+        lines = [*self.logs(worker=name)]
+        _, stack = output.split_crash(packing.with_cells(line.text) for line in lines if line.stream == STACK)
+        printed = [line.text for line in lines if line.stream != STACK and not self.lines_are_shown]
         others = "; the others were stopped" if len(self.workers) > 1 else ""
         if errors:
             error = errors[0][0]
@@ -214,13 +222,12 @@ class _RanksRun(ProcessRun):
             text = f"{what}{others}.\n{packing.with_cells(error['traceback'])}"
             if printed:
                 shown = "\n  ".join(printed[-output.LAST_LINES :])
-                text += f"Before, {self._named([name])} had printed:\n  {shown}"
-            return text.rstrip()
+                text += f"Before, {self._named([name])} had printed:\n  {shown}\n"
+            return f"{text}{stack}".rstrip()
         code = self._codes.get(name, code)
         ended = output.how(code) if code else "ended without returning from the program, as os._exit does"
-        return (
-            f"{self._named([name])} {ended}{others}. {output.last_lines(printed) if printed else ''}".rstrip()
-        )
+        last = output.last_lines(printed) if printed else ""
+        return f"{self._named([name])} {ended}{others}. {stack}{last}".rstrip()
 
     def _named(self, workers: Sequence[str]) -> str:
         ranks = sorted(self.workers.index(each) for each in workers if each in self.workers)

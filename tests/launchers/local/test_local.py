@@ -155,6 +155,36 @@ def test_a_killed_worker_makes_the_run_fail_within_seconds_though_the_others_ign
     assert not any(map(watch.alive, run.process_ids.values()))
 
 
+@pytest.mark.parametrize(
+    ("is_warm", "end", "message"),
+    [
+        (
+            False,
+            "os.abort()",
+            r"SIGABRT; .*\. Fatal Python error: Aborted, at train\.py, line 4 \(in crash\)\. ",
+        ),
+        (
+            True,
+            "ctypes.string_at(0)",
+            r"SIGSEGV; .*: Segmentation fault, at train\.py, line 4 \(in string_at\)\. ",
+        ),
+    ],
+)
+def test_a_worker_that_a_fatal_signal_ends_is_blamed_with_the_scripts_lines(is_warm, end, message, make_job):
+    script = f"""
+    import ctypes, numpy, os, time
+    def crash():
+        {end}
+    print("ready", flush=True)
+    crash() if os.environ["RANK"] == "1" else time.sleep(1000)
+    """
+    run = Local(warm=is_warm).launch(make_job(script, strategy="torch_ddp", workers=2))
+    text = failure_of(run)
+    assert run.warm == is_warm
+    assert re.search(rf"worker-1 .*was killed by {message}Its stack", text)
+    assert "  crash (train.py, line 4)\n  <module> (train.py, line 6)\nIts last lines:\n  ready\n" in text
+
+
 # What a worker leaves behind
 
 # In a session of its own, as a daemon, deaf to signals, and never silent.

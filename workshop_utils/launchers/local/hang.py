@@ -9,13 +9,22 @@ import re
 import signal
 import time
 from collections import defaultdict
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import psutil
 
 from workshop_utils import logs
+from workshop_utils.launchers.output import (
+    FRAME,
+    HEADING,
+    Frames,
+    called,
+    frames_of,
+    is_the_users,
+    position_of,
+)
 from workshop_utils.place import RANK_VARIABLES
 from workshop_utils.runs import STACK
 
@@ -28,15 +37,6 @@ QUIET_SECONDS = 0.05  # after which stacks have come whole
 MOST_SHOWN = 8  # processes
 LAST_LINES = 3  # of each
 STOPPED = (psutil.STATUS_STOPPED, psutil.STATUS_TRACING_STOP)  # and so cannot answer
-
-# A stack as Python's faulthandler prints it: a heading, then the frames, the innermost first.
-HEADING = re.compile(r".*?(Current thread .+|Thread .+|Stack) \(most recent call first\):$")
-FRAME = re.compile(r'(?: *File "|  )(?P<file>[^"]+)"?, line (?P<line>\d+) in (?P<function>.+)')
-# What is not the user's: packages, this one, and what starts a script.
-NOT_THE_USERS = re.compile(
-    r"/(site|dist)-packages/|/lib/python|/workshop_utils/|/bin/torchrun$|/sm_drivers/|/emulated_instance\.py$|^<"
-)
-Frames = Sequence[re.Match[str]]
 
 
 class Hang:
@@ -138,9 +138,9 @@ class Hang:
         several = {self._outputs[pid] for pid in self._silent()}
         # torchrun does not tell which of its workers has printed a line.
         for worker in dict.fromkeys([*run.workers, *(name for name, _ in self._lines)]):
-            frames = {pid: _frames(lines) for (name, pid), lines in self._lines.items() if name == worker}
+            frames = {pid: frames_of(lines) for (name, pid), lines in self._lines.items() if name == worker}
             frames = {pid: each for pid, each in frames.items() if each}
-            users = {pid: each for pid, each in frames.items() if any(map(_is_the_users, each))}
+            users = {pid: each for pid, each in frames.items() if any(map(is_the_users, each))}
             for pid, each in (users or frames).items():
                 is_it = len(users or frames) == 1 and worker not in several
                 stacks[worker][worker if is_it else self._name(run, pid, worker)] = each
@@ -168,7 +168,7 @@ class Hang:
         stacks = self._stacks(run)
         for each in stacks.values():
             for name, frames in each.items():
-                standing[_position(frames)].append(name)
+                standing[position_of(frames)].append(name)
         sentences, ended = self._silences(run, stacks, steps)
         for position, names in sorted(standing.items(), key=lambda item: len(item[1])):
             verb = "waits" if len(names) == 1 else "wait"
@@ -221,7 +221,7 @@ class Hang:
         alike: dict[tuple[str, ...], list[str]] = defaultdict(list)
         for stacks in self._stacks(run).values():
             for name, frames in stacks.items():
-                alike[tuple(map(_called, frames))].append(name)
+                alike[tuple(map(called, frames))].append(name)
         return "".join(
             f"\nThe stack of {', '.join(names)}, the innermost call first:\n  " + "\n  ".join(calls)
             for calls, names in sorted(alike.items(), key=lambda item: len(item[1]))[:MOST_SHOWN]
@@ -251,44 +251,3 @@ def _answers(process: psutil.Process, started: Collection[int]) -> bool:
     caught = re.search(r"^SigCgt:\s*(\w+)", status, re.MULTILINE)
     catches = bool(caught and int(caught[1], 16) >> (signal.SIGUSR1 - 1) & 1)
     return catches and "python" in Path(process.exe()).name  # mpirun would pass it on to all its ranks
-
-
-def _frames(lines: Sequence[str]) -> Frames:
-    """The frames of the last stack in `lines`, the innermost first, without how the script or function was started."""
-    frames: list[re.Match[str]] = []
-    for line in lines:
-        if HEADING.match(line):
-            frames = []
-        elif (match := FRAME.match(line)) and "<frozen importlib" not in match["file"]:
-            frames.append(match)
-    users = [number + 1 for number, frame in enumerate(frames) if _is_the_users(frame)]
-    return frames[: max(users, default=len(frames))]
-
-
-def _is_the_users(frame: re.Match[str]) -> bool:
-    return not NOT_THE_USERS.search(frame["file"])
-
-
-def _called(frame: re.Match[str]) -> str:
-    return f"{frame['function']} ({_short(frame['file'])}, line {frame['line']})"
-
-
-def _short(file: str) -> str:
-    """A path without the folders that say more of the machine than of the program."""
-    for folder in ("/site-packages/", "/dist-packages/"):
-        if folder in file:
-            return file.rpartition(folder)[2]
-    library = re.search(r"/lib/python[\d.]+/(.+)", file)
-    return library[1] if library else file.rpartition("/")[2]
-
-
-def _position(frames: Frames) -> str:
-    """The innermost line that is the user's.
-
-    Where there is none, since a function has returned and its rank has yet to leave, it is the innermost line of all.
-    """
-    number = next((each for each, frame in enumerate(frames) if _is_the_users(frame)), 0)
-    inner = [frame["function"] for frame in frames[: number + 1]]
-    called = next((name for name in inner if not name.startswith("_")), inner[0])
-    frame = frames[number]
-    return f"{frame['file'].rpartition('/')[2]}, line {frame['line']} (in {called})"

@@ -64,6 +64,7 @@ def forked(argv: list[str], environment: dict[str, str]) -> Callable[[], None]:
         if "tempfile" in sys.modules:  # it may have been asked for its folder before the fork
             vars(sys.modules["tempfile"])["tempdir"] = None
         # As `at_start` has it, which was not imported in this process.
+        faulthandler.enable(file=2)
         faulthandler.register(signal.SIGUSR1, file=2, all_threads=False, chain=False)
         folders = environment.get("PYTHONPATH", "").split(os.pathsep)
         sys.path[:0] = [folder for folder in folders if folder not in ("", AT_START)]

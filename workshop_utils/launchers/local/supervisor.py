@@ -282,10 +282,15 @@ class Supervisor:
         return {"outcome": "succeeded"}
 
     def _first_cause(self, name: str, code: int) -> tuple[str, int]:
-        """Who failed first: peers of a killed process may fail, by its closed connections, before its end is known."""
+        """Who failed first: peers of a killed process may fail, by its closed connections, before its end is known.
+
+        But one that aborts may be such a peer.
+        """
         deadline = time.monotonic() + DEATH_SECONDS
         while code > 0 and (remaining := deadline - time.monotonic()) > 0:
-            killed = [ended for ended in self._pump(remaining) if ended[1] == -signal.SIGKILL]
+            killed = [
+                ended for ended in self._pump(remaining) if ended[1] < 0 and ended[1] != -signal.SIGABRT
+            ]
             name, code = killed[0] if killed else (name, code)
         return name, code
 

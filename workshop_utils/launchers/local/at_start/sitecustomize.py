@@ -1,4 +1,6 @@
-"""What each Python process of a run imports when it starts: on SIGUSR1 it prints its stack, so that a hang gets a name.
+"""What each Python process of a run imports when it starts.
+
+On SIGUSR1 it prints its stack, so that a hang gets a name; on a fatal signal, too.
 
 Its folder comes first on PYTHONPATH. It goes from the process's own path again, and the environment's sitecustomize,
 which this one hides, is imported as if this one were not there.
@@ -9,6 +11,7 @@ import faulthandler
 import os
 import sys
 
+faulthandler.enable(file=2)
 faulthandler.register(_signal.SIGUSR1, file=2, all_threads=False, chain=False)
 
 sys.path[:] = [folder for folder in sys.path if folder != os.path.dirname(__file__)]  # noqa: PTH120  # no pathlib yet
