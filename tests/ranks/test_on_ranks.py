@@ -329,6 +329,30 @@ def test_ranks_that_fail_alike_are_named_together():
     assert failure_of(3, program).startswith("all 3 ranks raised Everywhere: here, too.\n")
 
 
+class Speechless(Exception):
+    def __str__(self):
+        raise RuntimeError("it has no words")
+
+    __repr__ = __reduce__ = __str__
+
+
+def test_an_error_that_cannot_be_shown_is_named_all_the_same():
+    def program(communicator):
+        if communicator.rank == 1:
+            raise Speechless
+        communicator.barrier()
+
+    text = failure_of(2, program)
+    assert text.startswith(
+        "rank 1 of 2 raised Speechless: <exception str() failed>; the others were stopped.\n"
+    )
+    assert "in program\n    raise Speechless\n" in text
+    text = failure_of(1, lambda _: Speechless())
+    assert text.startswith(
+        "rank 0 of 1 raised TypeError: it returned a Speechless, which cannot be sent back: it has"
+    )
+
+
 @pytest.mark.parametrize(
     ("leave", "words"),
     [

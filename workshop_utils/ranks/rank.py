@@ -109,7 +109,7 @@ def _result_of(request: dict[str, Any], group: Any, here: Any) -> bytes:
         return cloudpickle.dumps((value, messages, sent, seconds, trace))
     except Exception as error:
         kind = type(value).__qualname__
-        raise TypeError(f"it returned a {kind}, which cannot be sent back: {error}") from None
+        raise TypeError(f"it returned a {kind}, which cannot be sent back: {_text_of(error)}") from None
 
 
 def _run_cell(source: str, name: str, namespace: dict[str, Any]) -> Any:
@@ -152,6 +152,14 @@ def _no_input(prompt: object = "") -> str:
     )
 
 
+def _text_of(error: BaseException) -> str:
+    """What an error says, or what a traceback shows where its own `__str__` fails."""
+    try:
+        return str(error)
+    except Exception:
+        return "<exception str() failed>"
+
+
 @contextlib.contextmanager
 def _written_to(file: Path) -> Iterator[None]:
     """Write an error that leaves the block to `file`, unless an earlier one is there, without this package's frames."""
@@ -163,7 +171,7 @@ def _written_to(file: Path) -> Iterator[None]:
         while shown is not None:
             shown.stack[:] = [frame for frame in shown.stack if not frame.filename.startswith(PACKAGE)]
             shown = shown.__cause__ or shown.__context__
-        summary = f"{type(error).__name__}: {error}".removesuffix(": ")
+        summary = f"{type(error).__name__}: {_text_of(error)}".removesuffix(": ")
         if "re-initialize CUDA" in summary:
             summary += " It was in use in the process from which this one was forked."
         record = {
