@@ -5,8 +5,10 @@ Each mistake that can be foreseen is in `guards/bad_inputs.yaml`; each way to en
 """
 
 import os
+import signal
 import subprocess
 import sys
+import time
 
 import pytest
 from conftest import save
@@ -97,3 +99,22 @@ def test_an_interrupt_before_the_display_stops_the_run_as_well(make_job, monkeyp
     save(job)
     assert CliRunner().invoke(cli.app, ["launch", str(job.folder)]).exit_code == 130
     assert [run.state for run in interrupted] == [RunState.STOPPED]
+
+
+def test_three_interrupts_in_a_moment_are_one(make_job):
+    job = make_job("""
+    import signal, time
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)  # so that to end it takes longer than the interrupts
+    print("ready", flush=True)
+    time.sleep(1000)
+    """)
+    save(job)
+    with subprocess.Popen(
+        [*COMMAND, str(job.folder)], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    ) as process:
+        assert process.stdout.readline() == "[worker-0] ready\n"
+        for _ in range(3):
+            process.send_signal(signal.SIGINT)
+            time.sleep(0.06)
+        assert process.communicate(timeout=60)[1] == f"{job.name}: stopped, nothing is left running\n"
+    assert process.returncode == 130

@@ -11,8 +11,11 @@ their logs.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import re
+import signal
+import sys
 import threading
 import time
 from abc import ABC, abstractmethod
@@ -269,6 +272,22 @@ class Run(ABC):
 
     def __repr__(self) -> str:
         return f"<Run {self.name}: {self.state}, {self.seconds:.1f} s>"
+
+
+@contextlib.contextmanager
+def interrupts_deferred() -> Iterator[None]:
+    """Let Ctrl-C, however often it comes, interrupt only at the end of the block; once, if it did before."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    came: list[int] = []
+    before = signal.signal(signal.SIGINT, lambda number, _: came.append(number))
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, before)
+        if came and not isinstance(sys.exc_info()[1], KeyboardInterrupt):
+            signal.raise_signal(signal.SIGINT)
 
 
 def attributed(name: str, text: str, stream: str) -> Iterator[tuple[str, str, str]]:

@@ -518,6 +518,34 @@ def test_an_interrupt_leaves_nothing_and_the_next_call_works(seconds, network, t
         assert process.communicate(timeout=30)[0] == "interrupted\n[0, 1]\n"
 
 
+DEAF = """
+import os, signal, time
+from pathlib import Path
+from workshop_utils import on_ranks
+
+def program(communicator):
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)  # so that to end them takes longer than the interrupts
+    Path("rank", str(os.getpid())).touch()
+    time.sleep(1000)
+
+try:
+    on_ranks(2, program)
+except KeyboardInterrupt:
+    print([Path("/proc", rank.name).exists() for rank in Path("rank").iterdir()], flush=True)
+"""
+
+
+def test_three_interrupts_in_a_moment_are_one_and_come_when_no_rank_is_left(tmp_path):
+    ready = tmp_path / "rank"
+    ready.mkdir()
+    process = subprocess.Popen([sys.executable, "-c", DEAF], cwd=tmp_path, stdout=subprocess.PIPE, text=True)
+    assert eventually(lambda: len(list(ready.iterdir())) == 2)
+    for _ in range(3):
+        process.send_signal(signal.SIGINT)
+        time.sleep(0.06)
+    assert process.communicate(timeout=60)[0] == "[False, False]\n"
+
+
 @pytest.mark.parametrize(("seconds", "network"), [(0.05, ""), (0.15, "100Mbit"), (0.2, ""), (1.0, "100Mbit")])
 def test_a_killed_kernel_leaves_nothing(seconds, network, tmp_path):
     with owner(tmp_path, network) as process:

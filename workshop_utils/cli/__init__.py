@@ -438,6 +438,12 @@ def main() -> None:
         sys.stdout.reconfigure(errors="replace")  # what the terminal cannot show
     try:
         app()
+    except SystemExit as leaving:
+        if (
+            leaving.code == 128 + signal.SIGINT
+        ):  # another Ctrl-C is not to show where Python is in its own end
+            signal.signal(signal.SIGINT, signal.SIG_IGN)
+        raise
     except ModuleNotFoundError as error:
         extra = optional.EXTRAS.get(str(error.name).partition(".")[0])
         if extra is None or not optional.missing(extra):

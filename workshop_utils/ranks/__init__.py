@@ -20,8 +20,6 @@ import json
 import math
 import pickle
 import re
-import signal
-import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -38,7 +36,7 @@ from workshop_utils.network import Network
 from workshop_utils.network.devices import EmulatedDevice
 from workshop_utils.ranks import packing
 from workshop_utils.ranks.results import RankResult, Results
-from workshop_utils.runs import STACK, RunFailed, RunState
+from workshop_utils.runs import STACK, RunFailed, RunState, interrupts_deferred
 
 PROGRAM = Path(__file__).with_name("rank.py")
 
@@ -120,7 +118,7 @@ def launch(
     request = local.reserve(job, framework or server)
     warm.starter(server)  # may import a framework for seconds, so an interrupt is not deferred yet
     with contextlib.ExitStack() as cleanup:
-        with _interrupts_deferred():
+        with interrupts_deferred():
             run = cleanup.enter_context(start(request, _RanksRun, files, server))
             run.lines_are_shown = cell is not None
         for line in run.logs(follow=True):
@@ -256,19 +254,3 @@ class _RanksRun(ProcessRun):
         text = "\n".join([text, *filter(None, waits)])
         text = re.sub(r"\bworker-(\d+)", r"rank \1", text)
         return f"the program did not end within {self._timeout_seconds:g} s. {text}"
-
-
-@contextlib.contextmanager
-def _interrupts_deferred() -> Iterator[None]:
-    """Defer Ctrl-C until we know what to stop."""
-    if threading.current_thread() is not threading.main_thread():
-        yield
-        return
-    came: list[int] = []
-    before = signal.signal(signal.SIGINT, lambda number, _: came.append(number))
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGINT, before)
-        if came:
-            signal.raise_signal(signal.SIGINT)

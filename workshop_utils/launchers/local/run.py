@@ -29,7 +29,7 @@ from workshop_utils.launchers.local.environment import locked
 from workshop_utils.network.devices import host_remark
 from workshop_utils.network.ports import PortReservation
 from workshop_utils.network.wiring import Cable, Switch
-from workshop_utils.runs import STACK, Run, RunState
+from workshop_utils.runs import STACK, Run, RunState, interrupts_deferred
 from workshop_utils.setup.machine import cores
 
 SUPERVISOR = Path(__file__).with_name("supervisor.py")
@@ -213,6 +213,11 @@ class ProcessRun(Run):
                 *(processes, self._on_event, timeout_seconds, scratch, {**files, **marks}),
                 *(start_warm, network, self.is_read, archives, [*locks]),
             )
+
+    def stop(self) -> None:
+        """End the run now, within seconds, so interrupts wait until nothing of it is left."""
+        with interrupts_deferred():
+            super().stop()
 
     def _request_stop(self) -> None:
         self._group.stop()
