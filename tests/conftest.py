@@ -54,6 +54,12 @@ hypothesis.settings.load_profile("workshop")
 
 PATIENCE_SECONDS = 120.0  # far more than a busy machine takes
 
+PROXIES = {
+    spelling: "http://127.0.0.1:9"  # where nobody listens
+    for name in ("http_proxy", "https_proxy", "all_proxy", "grpc_proxy")
+    for spelling in (name, name.upper())
+}
+
 
 def write_idx(path: Path, shape: tuple[int, ...], content: bytes) -> None:
     """An idx file of unsigned bytes, written by hand so that reading is tested against the format itself."""
@@ -308,6 +314,13 @@ def nothing_is_left(monkeypatch, tmp_path_factory):
         assert eventually(lambda: not [t for t in threading.enumerate() if t.name == "workshop-run"])
     finally:
         shutil.rmtree(root, ignore_errors=True)
+
+
+@pytest.fixture
+def dead_proxy(monkeypatch):
+    """Every program is told to use a proxy that is not there."""
+    for name, address in PROXIES.items():
+        monkeypatch.setenv(name, address)
 
 
 @pytest.fixture

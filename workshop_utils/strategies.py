@@ -79,6 +79,19 @@ class Addresses:
         return {"host": host, "port": port, "interface": self.interface}
 
 
+def without_proxy(variables: Mapping[str, str], hosts: Iterable[str] = ()) -> dict[str, str]:
+    """By which processes with these `variables` reach this machine and `hosts` directly, whatever proxy is named there.
+
+    Each host is listed, since few libraries know ranges; gRPC has a list of its own. Alone, "*" stands for all hosts.
+    """
+    kept = f"{variables.get('no_proxy', '')},{variables.get('NO_PROXY', '')}".split(",")
+    names = ",".join(filter(None, dict.fromkeys([*kept, "localhost", "127.0.0.1", *hosts])))
+    return {
+        "no_grpc_proxy": ",".join(filter(None, [variables.get("no_grpc_proxy"), names])),
+        **dict.fromkeys(("no_proxy", "NO_PROXY"), "*" if "*" in kept else names),
+    }
+
+
 @dataclass(frozen=True)
 class ProcessSpec:
     """One process of a job, as a strategy wants it started.

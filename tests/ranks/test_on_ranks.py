@@ -101,6 +101,7 @@ def sum_in_tensorflow(strategy):
         ("tensorflow", sum_in_tensorflow),
     ],
 )
+@pytest.mark.usefixtures("dead_proxy")
 def test_a_framework_has_its_process_group_and_the_kernel_counts_its_bytes(framework, program):
     results = on_ranks(2, program, framework=framework)
     assert results.values == [1.0, 1.0]

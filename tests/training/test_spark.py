@@ -11,7 +11,7 @@ from pathlib import Path
 import psutil
 import pytest
 import requests
-from conftest import alive, eventually, marked_processes
+from conftest import PROXIES, alive, eventually, marked_processes
 
 from workshop_utils.setup.environments import Environment
 from workshop_utils.training import data, spark
@@ -187,7 +187,9 @@ def test_elephas_refuses_a_partition_that_it_would_skip_and_trains_asynchronousl
     addresses = set()
     with (
         (tmp_path / "log").open("w+") as log,
-        subprocess.Popen(command, stdout=log, stderr=subprocess.DEVNULL) as driver,
+        subprocess.Popen(
+            command, stdout=log, stderr=subprocess.DEVNULL, env={**os.environ, **PROXIES}
+        ) as driver,
     ):
         while driver.poll() is None:
             addresses |= listening(family(driver.pid))

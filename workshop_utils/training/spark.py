@@ -25,6 +25,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from workshop_utils import optional
+from workshop_utils.strategies import without_proxy
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -104,5 +105,6 @@ def _configured() -> str:
         "SPARK_CONF_DIR": f"{folder}/conf",
         "SPARK_HOME": f"{folder}/home",
         "SPARK_LOCAL_IP": "127.0.0.1",
+        **without_proxy(os.environ),  # programs on Spark, such as Elephas, speak HTTP
     }
     return str(folder)

@@ -217,6 +217,7 @@ def test_a_run_that_meets_at_an_address_of_its_own_host_says_so_when_it_ends(mak
         "mnist_tensorflow/parameter_server.yaml",
     ],
 )
+@pytest.mark.usefixtures("dead_proxy")
 def test_every_framework_trains_in_it(name):
     job = TrainingJob.load(JOBS / name).replace(workers=2, arguments={"epochs": 1}, timeout="4min")
     run = Local(network=Network.parse("100Mbit"), warm=True).launch(job).wait()

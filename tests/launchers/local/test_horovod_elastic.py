@@ -97,7 +97,7 @@ def test_a_worker_is_killed_the_others_train_on_and_another_joins(watch, tmp_pat
 
 
 @pytest.mark.horovod
-@pytest.mark.usefixtures("nothing_is_left")
+@pytest.mark.usefixtures("nothing_is_left", "dead_proxy")
 def test_the_killed_worker_may_be_rank_0_and_the_run_ends_well(tmp_path):
     arguments = {"steps": 80, "step-seconds": 0.02}
     job = TrainingJob.load(JOB).replace(timeout="4min", arguments=arguments, outputs=str(tmp_path))

@@ -31,6 +31,7 @@ from workshop_utils.network.ports import PortReservation
 from workshop_utils.network.wiring import Cable, Switch
 from workshop_utils.runs import STACK, Run, RunState, interrupts_deferred
 from workshop_utils.setup.machine import cores
+from workshop_utils.strategies import without_proxy
 
 SUPERVISOR = Path(__file__).with_name("supervisor.py")
 AT_START = Path(__file__).with_name("at_start")
@@ -99,9 +100,10 @@ class ProcessGroup:
             os.close(control_reader)
             os.close(events_writer)
         self._control: BinaryIO = os.fdopen(control_writer, "wb", buffering=0)
+        hosts = [process.network.address for process in processes if process.network]
         specification = {
             "owner": os.getpid(),
-            "processes": [_prepared(asdict(process), scratch) for process in processes],
+            "processes": [_prepared(asdict(process), scratch, hosts) for process in processes],
             "timeout_seconds": timeout_seconds,
             "scratch": str(scratch),
             "files": files,
@@ -286,13 +288,14 @@ class ProcessRun(Run):
         return f"{self.name} failed: {who} {output.how(code)}{others}. {output.explained(self, [name], code)}"
 
 
-def _prepared(process: dict[str, Any], scratch: Path) -> dict[str, Any]:
-    """`process` with variables by which Python answers where it stands, and MPI leaves nothing in /dev/shm."""
-    paths = filter(None, [str(AT_START), process["environment"].get("PYTHONPATH")])
-    variables, name = {"PYTHONPATH": os.pathsep.join(paths)}, "OMPI_MCA_btl_sm_backing_directory"
+def _prepared(process: dict[str, Any], scratch: Path, hosts: Sequence[str]) -> dict[str, Any]:
+    """`process` with variables by which Python answers where it stands, no proxy is asked, and MPI leaves no files."""
+    given, name = process["environment"], "OMPI_MCA_btl_sm_backing_directory"
+    paths = filter(None, [str(AT_START), given.get("PYTHONPATH")])
+    variables = {"PYTHONPATH": os.pathsep.join(paths), **without_proxy(given, hosts)}
     if Path(process["argv"][0]).name != "mpirun":  # which removes its ranks' segments; those without it stay
-        variables[name] = process["environment"].get(name, str(scratch))
-    return {**process, "environment": {**process["environment"], **variables}}
+        variables[name] = given.get(name, str(scratch))
+    return {**process, "environment": {**given, **variables}}
 
 
 def _environment_of(process: psutil.Process) -> str:
