@@ -62,8 +62,10 @@ class ProcessGroup:
     `scratch` is a folder that the supervisor makes, fills with `files` (text by relative path) and with what is in
     `archives` (each a `.tar.gz`, by the relative folder for its files), and removes at the end. The events are those
     of `supervisor`; the last is always `ended`, and once it has come no process, and no folder, is left. With `is_read`
-    the folder stays until `on_event` has returned from `read`. With `start_warm`, a warm server's `start`, ranks are
-    forked instead of executed. The supervisor keeps the descriptors `locks` until all has ended.
+    the folder stays until `on_event` has returned from `read`. With `is_prompted` each process's standard input is a
+    socket, on which it answers each prompt (`order`) with one byte; the event `done` follows. With `start_warm`, a warm
+    server's `start`, ranks are forked instead of executed. The supervisor keeps the descriptors `locks` until all has
+    ended.
     """
 
     def __init__(
@@ -78,6 +80,7 @@ class ProcessGroup:
         is_read: bool = False,
         archives: Mapping[str, bytes] | None = None,
         locks: Collection[int] = (),
+        is_prompted: bool = False,
     ) -> None:
         self._on_event = on_event
         self._scratch = scratch
@@ -110,6 +113,7 @@ class ProcessGroup:
             "archives": {name: base64.b64encode(each).decode() for name, each in (archives or {}).items()},
             "network": asdict(network) if network else None,
             "is_read": is_read,
+            "is_prompted": is_prompted,
         }
         self._listener = threading.Thread(
             target=self._listen, args=(os.fdopen(events_reader, "rb"),), name="workshop-run", daemon=True
@@ -120,6 +124,10 @@ class ProcessGroup:
     def stop(self) -> None:
         """Ask for the end of everything; the event `ended` follows."""
         self._send(b"stop\n")
+
+    def order(self, timeout_seconds: float, prompt: str = "") -> None:
+        """Begin a new time limit, and write `prompt`, a line, to the input of each process."""
+        self._send((json.dumps({"timeout_seconds": timeout_seconds, "prompt": prompt}) + "\n").encode())
 
     def _send(self, data: bytes) -> None:
         with self._sending, contextlib.suppress(BrokenPipeError):  # it has ended; the listener reports how
@@ -140,7 +148,7 @@ class ProcessGroup:
                     except Exception as error:  # the run must still learn of its end
                         raised = raised or error
                     if last["event"] == "read":
-                        self.stop()
+                        self._send(b"read\n")
         with self._sending:
             self._control.close()
         if self._supervisor is not None:
@@ -183,7 +191,9 @@ class ProcessRun(Run):
 
     network: str | None = None
     warning: str = ""
-    is_read = False  # whether a subclass reads the run's folder, at the event `read`
+    is_read = is_prompted = (
+        False  # whether a subclass reads the run's folder at the event `read`; prompts processes
+    )
 
     def __init__(
         self, name: str, workers: tuple[str, ...], reservation: PortReservation, outputs: str | None = None
@@ -213,7 +223,7 @@ class ProcessRun(Run):
             marks = dict.fromkeys(locks.values(), f"{self.name} (process {os.getpid()})")
             self._group = ProcessGroup(
                 *(processes, self._on_event, timeout_seconds, scratch, {**files, **marks}),
-                *(start_warm, network, self.is_read, archives, [*locks]),
+                *(start_warm, network, self.is_read, archives, [*locks], self.is_prompted),
             )
 
     def stop(self) -> None:

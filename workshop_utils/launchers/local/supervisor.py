@@ -3,15 +3,17 @@
 This is a program, run as `python -E -s -S supervisor.py` with the standard library alone, so that it is up in a few
 hundredths of a second. It has one thread, so it may fork; the notebook that asks for a run may have many.
 
-It reads one JSON line (the specification, see `run.ProcessGroup`) and writes events as JSON lines:
+It reads one JSON line (the specification, see `run.ProcessGroup`), perhaps orders, each a JSON line with a new
+`timeout_seconds` and a `prompt` for all processes, and the words `stop` and `read`. It writes events as JSON lines:
 
     {"event": "started", "name": ..., "pid": ...}
     {"event": "lines", "name": ..., "stream": "stdout" | "stderr", "texts": [...]}  at least one
     {"event": "exited", "name": ..., "code": ..., "ours": ...}  a negative code is a signal, as in subprocess; ours:
                                                                 whether that was sent here
+    {"event": "done", "name": ...}      a process has answered the last prompt, and all that it had printed is reported
     {"event": "silent", "supervisor": ...}  its process id, at the timeout; the owner asks processes for their stacks,
                                             and sends SIGUSR2 when it has them
-    {"event": "read", "folder": ...}    where asked for: all have ended, and the folder stays until the owner answers
+    {"event": "read", "folder": ...}    where asked for: all have ended, and the folder stays until the owner says `read`
     {"event": "ended", "outcome": "succeeded" | "failed" | "stopped" | "timeout", "name": ..., "code": ...}
 
 Three things make sure that nothing is left behind. The owner's end of the specification's pipe closes when the
@@ -26,6 +28,7 @@ standard input, a socket, it forks a supervisor whose ranks are forked as well, 
 `warm_server`.
 """
 
+import contextlib
 import ctypes
 import fcntl
 import json
@@ -34,6 +37,7 @@ import select
 import selectors
 import shutil
 import signal
+import socket
 import sys
 import time
 from collections.abc import Callable
@@ -77,7 +81,12 @@ class Supervisor:
         self._unended: dict[int, bytes] = {}  # what has come of each one's next line
         self._required: set[str] = set()
         self._owner: int | None = None  # a descriptor that is readable once the owner has died
-        self._told_to_stop = self._has_stacks = False
+        self._deadline = 0.0
+        self._orders = b""  # what has come of the next one
+        self._prompts: dict[
+            int, tuple[str, socket.socket]
+        ] = {}  # by descriptor: the process's name, and its input
+        self._told_to_stop = self._has_stacks = self._was_read = False
         self._sent: set[int] = set()  # the signals sent to all
         self._unheard = False  # the owner reads no more
         self._locks = locks  # descriptors that keep others out of the run's checkpoints
@@ -107,17 +116,19 @@ class Supervisor:
             if specification["network"]:
                 self._make_switch(specification["network"])
             for process in specification["processes"]:
-                script = self._start(process)
+                script = self._start(process, specification["is_prompted"])
                 if script is not None:
                     return script
         except OSError as error:
             ended = {"outcome": "failed", "name": "supervisor", "code": None, "reason": str(error)}
         else:
-            ended = self._watch(time.monotonic() + specification["timeout_seconds"])
+            self._deadline = time.monotonic() + specification["timeout_seconds"]
+            self._obey(b"")  # what came with the specification
+            ended = self._watch()
         self._end_everything()
         if specification["is_read"]:
             self._tell({"event": "read", "folder": scratch})
-            while not self._told_to_stop:
+            while not (self._was_read or self._unheard):
                 self._pump(60)
         shutil.rmtree(scratch, ignore_errors=True)
         for lock in self._locks:  # whoever hears of the end may start the next run
@@ -148,9 +159,7 @@ class Supervisor:
             chunks.append(os.read(self._control, 1 << 16))
             if not chunks[-1]:
                 return None
-        line, _, word = b"".join(chunks).partition(b"\n")
-        if word:  # it was asked to stop before it had started
-            self._told_to_stop = True
+        line, _, self._orders = b"".join(chunks).partition(b"\n")
         specification: dict[str, Any] = json.loads(line)
         return specification
 
@@ -179,8 +188,9 @@ class Supervisor:
             namespaces.leave_network()
         namespaces.carry_out(network["switch"])
 
-    def _start(self, process: dict[str, Any]) -> Script | None:
+    def _start(self, process: dict[str, Any], is_prompted: bool) -> Script | None:
         pipes = {"stdout": os.pipe(), "stderr": os.pipe()}
+        prompts = socket.socketpair() if is_prompted else None
         supervisor = os.getpid()
         left, plugged = os.pipe(), os.pipe()  # "I have my own network", "your cable is in"
         # A stop that comes before the child is itself must wait until it can end it.
@@ -194,7 +204,7 @@ class Supervisor:
                 self._connect(process, pipes["stderr"][1], left[1], plugged[0])
             for descriptor in (*left, *plugged):
                 os.close(descriptor)
-            return self._become(process, pipes)
+            return self._become(process, pipes, prompts)
         signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGTERM})
         self._running[pid] = process["name"]
         if process["required"]:
@@ -203,6 +213,10 @@ class Supervisor:
             os.close(writer)
             self._streams[reader] = process["name"], stream
             self._selector.register(reader, selectors.EVENT_READ)
+        if prompts:
+            prompts[1].close()
+            self._prompts[prompts[0].fileno()] = process["name"], prompts[0]
+            self._selector.register(prompts[0], selectors.EVENT_READ)
         self._tell({"event": "started", "name": process["name"], "pid": pid})
         os.close(left[1])
         os.close(plugged[0])
@@ -229,7 +243,12 @@ class Supervisor:
             os.write(stderr, f"{process['name']} has no network: {error}\n".encode())
             os._exit(1)
 
-    def _become(self, process: dict[str, Any], pipes: dict[str, tuple[int, int]]) -> Script:
+    def _become(
+        self,
+        process: dict[str, Any],
+        pipes: dict[str, tuple[int, int]],
+        prompts: tuple[socket.socket, socket.socket] | None,
+    ) -> Script:
         """Turn the forked child into the process asked for: by exec, or, when warm, into the script to run."""
         os.setsid()
         signal.set_wakeup_fd(-1)
@@ -241,8 +260,15 @@ class Supervisor:
         inherited |= {descriptor for pipe in pipes.values() for descriptor in pipe}
         if self._owner is not None:
             inherited.add(self._owner)
+        inherited |= self._prompts.keys()
         nothing = os.open(os.devnull, os.O_RDONLY)
-        for source, target in ((nothing, 0), (pipes["stdout"][1], 1), (pipes["stderr"][1], 2)):
+        if prompts:
+            inherited |= {each.fileno() for each in prompts}
+        for source, target in (
+            (prompts[1].fileno() if prompts else nothing, 0),
+            (pipes["stdout"][1], 1),
+            (pipes["stderr"][1], 2),
+        ):
             os.dup2(source, target)
         for descriptor in {*inherited, nothing} - {0, 1, 2}:
             os.close(descriptor)
@@ -260,12 +286,12 @@ class Supervisor:
 
     # Watching
 
-    def _watch(self, deadline: float) -> dict[str, Any]:
+    def _watch(self) -> dict[str, Any]:
         """Report until the run is decided: how it ended, and who decided it."""
         while self._required:
             if self._told_to_stop:
                 return {"outcome": "stopped"}
-            remaining = deadline - time.monotonic()
+            remaining = self._deadline - time.monotonic()
             if remaining <= 0:
                 for descriptor, line in self._unended.items():  # a stack would go on with it
                     self._tell_lines(descriptor, [line] if line else [])
@@ -300,14 +326,56 @@ class Supervisor:
         for descriptor in ready:
             if descriptor in self._streams:
                 self._report_lines(descriptor)
-            elif descriptor in (self._control, self._owner):
-                # Whatever comes, a word, the end of the pipe or the owner's end, it means: stop.
+            elif descriptor in self._prompts:
+                self._hear_answer(descriptor)
+            elif descriptor == self._control:
+                self._hear_owner()
+            elif descriptor == self._owner:  # it has died
                 self._selector.unregister(descriptor)
-                self._told_to_stop = True
+                self._told_to_stop = self._unheard = True
             else:
                 while _readable(self._wake):
                     os.read(self._wake, 4096)
         return sorted(self._reap(), key=lambda ended: ended[1])
+
+    def _hear_owner(self) -> None:
+        if chunk := os.read(self._control, 1 << 16):
+            self._obey(chunk)
+        else:
+            self._selector.unregister(self._control)
+            self._told_to_stop = self._unheard = True
+
+    def _obey(self, chunk: bytes) -> None:
+        """Carry out the orders that are complete with `chunk`."""
+        *lines, self._orders = (self._orders + chunk).split(b"\n")
+        for line in lines:
+            if line == b"stop":
+                self._told_to_stop = True
+            elif line == b"read":
+                self._was_read = True
+            else:
+                order = json.loads(line)
+                self._deadline = time.monotonic() + order["timeout_seconds"]
+                for _, connection in self._prompts.values() if order["prompt"] else ():
+                    with contextlib.suppress(OSError):  # it is ending
+                        connection.sendall(order["prompt"].encode() + b"\n")
+
+    def _hear_answer(self, descriptor: int) -> None:
+        name, connection = self._prompts[descriptor]
+        try:
+            answer = connection.recv(1)
+        except ConnectionResetError:  # it was killed before it had read a prompt
+            answer = b""
+        if answer:
+            self._drain(name)
+            for each in [fd for fd, stream in self._streams.items() if stream[0] == name]:
+                line = self._unended.pop(each, b"")
+                self._tell_lines(each, [line] if line else [])
+            self._tell({"event": "done", "name": name})
+        else:  # it has ended, or closed its input
+            self._selector.unregister(descriptor)
+            del self._prompts[descriptor]
+            connection.close()
 
     def _report_lines(self, descriptor: int) -> None:
         chunk = os.read(descriptor, 1 << 16)
