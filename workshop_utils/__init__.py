@@ -2,7 +2,7 @@
 
 Start reading at `jobs` (what to run), `strategies` (how workers co-operate) and `launchers.local` (a place).
 
-    from workshop_utils import on_ranks     # a function on real processes
+    from workshop_utils import on_ranks, rank_group     # a function on real processes
 
 In a notebook, `%load_ext workshop_utils` brings the cell magic %%ranks.
 """
@@ -17,15 +17,16 @@ if sys.platform == "win32":
 
 if TYPE_CHECKING:
     from workshop_utils.ranks import on_ranks as on_ranks
+    from workshop_utils.ranks import rank_group as rank_group
     from workshop_utils.training.tcp_bytes import count_bytes as count_bytes
 
 
 def __getattr__(name: str) -> Any:
     # Imported when they are asked for: a training script that imports `place` is to start in a moment.
-    if name == "on_ranks":
-        from workshop_utils.ranks import on_ranks
+    if name in ("on_ranks", "rank_group"):
+        from workshop_utils import ranks
 
-        return on_ranks
+        return getattr(ranks, name)
     if name == "count_bytes":
         from workshop_utils.training.tcp_bytes import count_bytes
 

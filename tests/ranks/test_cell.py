@@ -1,12 +1,17 @@
 """The cell magic %%ranks, in IPython's shell and in a notebook's kernel."""
 
 import atexit
+import os
+import random
 import re
+import signal
 import sys
 from textwrap import dedent
 
 import nbformat
+import psutil
 import pytest
+from conftest import eventually
 from IPython.core.interactiveshell import InteractiveShell
 from IPython.utils.capture import capture_output
 from nbclient import NotebookClient
@@ -202,7 +207,7 @@ NOTEBOOK = [
     "%%ranks 2\nprint('rank', rank)\nnumber + rank",
     "def program(communicator):\n    if communicator.rank == 1:\n        1 / 0\n    communicator.barrier()",
     "on_ranks(2, program)",
-    "%%ranks 2 --timeout 1s\nif rank == 1:\n    signal.pause()\ncommunicator.barrier()",
+    "%%ranks 2 --timeout 5s\nif rank == 1:\n    signal.pause()\ncommunicator.barrier()",
     "%%ranks 2\nif rank == 0:\n    os.kill(kernel, signal.SIGINT)\nwhile True:\n    communicator.barrier()",
     "on_ranks(2, lambda communicator: communicator.rank).values",
 ]
@@ -227,3 +232,150 @@ def test_a_notebook_shows_lines_a_table_and_its_own_cells_in_errors_and_may_be_i
     assert "rank 1 waits at Cell In[5], line 3 (in <module>)." in outputs[4][0].traceback[0]
     assert outputs[5][-1].ename == "KeyboardInterrupt"
     assert outputs[6][0].data["text/plain"] == "[0, 1]"
+
+
+# Functions of the notebook
+
+
+def test_functions_of_the_notebook_use_the_names_of_the_cell(run):
+    run(
+        "rate = 0.1\ndef step(w):\n    return w - 2 * rate\ndef place():\n    return rank, size, communicator.rank"
+    )
+    assert values(run("%%ranks 2\nrate = 0.5\nstep(1.0), place()")) == [(0.0, (0, 2, 0)), (0.0, (1, 2, 1))]
+    run("class Model:\n    def rate(self):\n        return rate\nmodel, handlers = Model(), {'step': [step]}")
+    assert values(run("%%ranks 1\nrate = 2\nmodel.rate(), handlers['step'][0](1.0)")) == [(2, -3.0)]
+    assert values(run("%%ranks 1\nmodel.rate(), handlers['step'][0](1.0)")) == [(0.1, 0.8)]
+
+
+def test_pools_of_processes_find_functions_and_classes_of_the_notebook(run):
+    run("class Item:\n    def __init__(self, x):\n        self.x = x")
+    run("scale = 2\ndef double(x):\n    return Item(scale * x)")
+    cell = """
+        %%ranks 2
+        import multiprocessing
+        scale = 10
+        with multiprocessing.get_context("fork").Pool(2) as pool:
+            items = pool.map(double, [1, 2])
+        [item.x + rank for item in items]
+    """
+    assert values(run(cell)) == [[10, 20], [11, 21]]
+
+
+def test_the_notebooks_future_statements_and_top_level_await_hold_on_ranks(run):
+    cell = "%%ranks 1\nimport asyncio\ndef f(x: Later): pass\nawait asyncio.sleep(0, f.__annotations__['x'])"
+    assert "NameError: name 'Later' is not defined" in run(cell)[1]
+    run("from __future__ import annotations")
+    assert values(run(cell)) == ["Later"]
+
+
+def test_what_the_notebook_changed_in_its_own_modules_holds_on_ranks(run, tmp_path, monkeypatch):
+    (tmp_path / "settings.py").write_text("RATE, TOKEN = 0.1, object()\n")
+    (tmp_path / "helper.py").write_text(
+        "import settings\nCONFIG = {'lr': 0.1}\nUNSET = settings.TOKEN\n"
+        "def values(): return CONFIG['lr'], settings.RATE, UNSET is settings.TOKEN, name()\ndef name(): return 'own'\n"
+    )
+    monkeypatch.syspath_prepend(str(tmp_path))
+    run("import helper, settings\nfrom helper import values")
+    assert values(run("%%ranks 1\nvalues()")) == [(0.1, 0.1, True, "own")]
+    run("helper.CONFIG['lr'], settings.RATE = 0.5, 0.7\nhelper.name = lambda: 'mine'")
+    assert values(run("%%ranks 1\nvalues()")) == [(0.5, 0.7, True, "mine")]
+    assert values(run("%%ranks 1\nhelper.values()")) == [(0.5, 0.7, True, "mine")]
+
+
+# Ranks that stay
+
+
+@pytest.fixture
+def kept(run):
+    yield run
+    run("%ranks stop")
+
+
+def test_ranks_that_stay_keep_their_names_processes_and_random_states(kept):
+    first = values(kept("%%ranks 2 --keep\nimport os, random\nrandom.seed(rank)\nown = [rank]\nos.getpid()"))
+    cell = "%%ranks 2 --keep\nown.append(size)\nos.getpid(), own, random.random()"
+    second, third = values(kept(cell)), values(kept(cell))
+    assert [value[:2] for value in second] == [(first[0], [0, 2]), (first[1], [1, 2])]
+    numbers = [[each.random() for _ in range(2)] for each in map(random.Random, range(2))]
+    assert [[value[2] for value in values] for values in zip(second, third, strict=True)] == numbers
+    assert "name 'own' is not defined" in kept("%%ranks 2\nown")[1], "other cells have ranks of their own"
+    assert values(kept("%%ranks 2 --keep\nlen(own)")) == [3, 3]
+
+
+def test_what_a_kept_cell_assigns_counts_until_the_notebook_assigns_it(kept):
+    kept("rate, other = 1, [1]\ndef rates():\n    return rate, other")
+    assert values(kept("%%ranks 2 --keep\nrate = 2\nrates()")) == [(2, [1])] * 2
+    result = kept("%%ranks 2 --keep\nrates()")
+    assert values(result) == [(2, [1])] * 2
+    assert "assigned" not in result[1]
+    kept("rate = 1")  # the very object that it was
+    result = kept("%%ranks 2 --keep\nrates()")
+    assert values(result) == [(1, [1])] * 2
+    assert "Sent to the ranks again, since the notebook has assigned it: rate\n" in result[1]
+    kept("other.append(2)")
+    result = kept("%%ranks 2 --keep\nrates()")
+    assert values(result) == [(1, [1])] * 2
+    assert "Changed here, but not on the ranks, until the notebook assigns it again: other\n" in result[1]
+    kept("other = [*other]\ndef rates():\n    return other")
+    result = kept("%%ranks 2 --keep\nrates()")
+    assert values(result) == [[1, 2]] * 2
+    assert "assigned it: rates, other\n" in result[1]
+
+
+ENDS = {
+    "raised ZeroDivisionError: division by zero": "1 / 0",
+    "rank 1 of 2 was killed by SIGKILL": """
+        if rank:
+            os.kill(os.getpid(), signal.SIGKILL)
+        communicator.barrier()
+    """,
+    "rank 1 of 2 ended without returning from the program": """
+        if rank:
+            os._exit(0)
+        communicator.barrier()
+    """,
+    "the program did not end within 3 s. rank": "while rank:\n    pass\ncommunicator.barrier()",
+    "KeyboardInterrupt: interrupted. rank": """
+        os.kill(owner, signal.SIGINT)
+        while True:
+            communicator.barrier()
+    """,
+}
+
+
+@pytest.mark.parametrize(("words", "cell"), ENDS.items(), ids=[*ENDS])
+def test_whatever_ends_ranks_that_stay_is_told_and_the_next_cell_has_others(cell, words, kept):
+    kept("import os, signal\nowner = os.getpid()")
+    assert values(kept("%%ranks 2 --keep\nown = rank")) == [None, None]
+    _, printed = kept(f"%%ranks 2 --keep --timeout 3s\n{dedent(cell).strip()}")
+    assert printed.startswith(("RanksFailed: ", "KeyboardInterrupt: "))
+    assert words in printed
+    assert printed.endswith(
+        "The ranks have ended, and what was in them is gone; the next cell starts others.\n"
+    )
+    assert "name 'own' is not defined" in kept("%%ranks 2 --keep\nown")[1]
+
+
+def test_a_rank_that_dies_between_cells_is_told_by_the_next(kept):
+    pids = values(kept("%%ranks 2 --keep\nimport os\nos.getpid()"))
+    os.kill(pids[1], signal.SIGKILL)
+    _, printed = kept("%%ranks 2 --keep\nrank")
+    assert printed.startswith("RanksFailed: rank 1 of 2 was killed by SIGKILL")
+    assert values(kept("%%ranks 2 --keep\nrank")) == [0, 1]
+
+
+def test_ranks_that_stay_are_ended_after_an_idle_hour(kept, monkeypatch):
+    monkeypatch.setattr("workshop_utils.ranks.IDLE_SECONDS", 0.2)
+    (pid,) = values(kept("%%ranks 1 --keep\nimport os\nos.getpid()"))
+    eventually(lambda: not psutil.pid_exists(pid))
+    _, printed = kept("%%ranks 1 --keep\nrank")
+    assert printed.startswith("RanksFailed: no cell came for")
+
+
+def test_ranks_that_stay_are_only_called_as_they_were_begun(kept):
+    kept("%%ranks 2 --keep\n1")
+    _, printed = kept("%%ranks 2 --keep --network 1Gbit\n1")
+    assert printed.startswith("JobError: %%ranks: the ranks that stay are those of `%%ranks 2 --keep`; begin")
+    kept("%ranks stop")
+    assert kept("%%ranks 2 --keep --network 1Gbit\n1;") == (None, "")
+    assert "UsageError: %ranks knows `%ranks stop`" in kept("%ranks start")[1]

@@ -66,13 +66,18 @@ if __name__ == "__main__":
 """
 
 
-def check_call(program: Any, arguments: Any, framework: str | None) -> None:
-    """Raise JobError unless a rank can call `program(group, **arguments)`."""
+def check_framework(framework: Any) -> None:
+    """Raise JobError unless ranks can use it."""
     if framework not in FRAMEWORKS:
         names = ", ".join(repr(name) for name in FRAMEWORKS if name)
         raise JobError(
             f"framework is {framework!r}; it must be {names}, or None for the workshop's own message passing"
         )
+
+
+def check_call(program: Any, arguments: Any, framework: str | None) -> None:
+    """Raise JobError unless a rank can call `program(group, **arguments)`."""
+    check_framework(framework)
     if not callable(program):
         raise JobError(f"program is {program!r}; it must be a function")
     if inspect.iscoroutinefunction(program) or inspect.isgeneratorfunction(program):

@@ -16,29 +16,34 @@ In a notebook, after `%load_ext workshop_utils`, `%%ranks 4` at the top of a cel
 from __future__ import annotations
 
 import contextlib
+import functools
 import json
 import math
 import pickle
 import re
+import sys
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from workshop_utils.jobs import JobError, TrainingJob
-from workshop_utils.jobs.function import FRAMEWORKS, check_call
+from workshop_utils.jobs.function import FRAMEWORKS, GROUPS, TWINS, check_call, check_framework
 from workshop_utils.launchers import output
 from workshop_utils.launchers.local import Local, warm
 from workshop_utils.launchers.local.environment import await_packages
 from workshop_utils.launchers.local.launcher import MOST_PROCESSES, start
 from workshop_utils.launchers.local.run import Event, ProcessRun
 from workshop_utils.network import Network
-from workshop_utils.network.devices import EmulatedDevice
+from workshop_utils.network.devices import EmulatedDevice, host_remark
 from workshop_utils.ranks import packing
 from workshop_utils.ranks.results import RankResult, Results
-from workshop_utils.runs import STACK, RunFailed, RunState, interrupts_deferred
+from workshop_utils.runs import STACK, LogLine, RunFailed, RunState, interrupts_deferred
+from workshop_utils.setup.machine import cores
 
 PROGRAM = Path(__file__).with_name("rank.py")
+IDLE_SECONDS = 3600.0  # without a call, after which ranks that stay are ended
+GONE = "The ranks have ended, and what was in them is gone; the next cell starts others."
 
 
 class RanksFailed(RunFailed):
@@ -81,74 +86,219 @@ def on_ranks(
         RanksFailed: if a rank raised an error, was killed, or did not end in time.
         KeyboardInterrupt: if it is interrupted; no rank is left then.
     """
-    arguments = {} if arguments is None else arguments
-    check_call(program, arguments, framework)
-    return launch(program, arguments, ranks, network, framework, timeout, emulated_device=emulated_device)
+    with rank_group(ranks, network, framework, emulated_device) as group:
+        return group.launch(program, arguments or {}, timeout, stays=False)
 
 
-def launch(
-    program: Callable[..., Any] | None,
-    arguments: Mapping[str, Any],
+@contextlib.contextmanager
+def rank_group(
     ranks: int,
-    network: str | Network | None,
-    framework: str | None,
-    timeout: str,
-    cell: packing.Cell | None = None,
+    network: str | Network | None = None,
+    framework: str | None = None,
     emulated_device: str | EmulatedDevice | None = None,
-) -> Results:
-    """Call a program, or execute a cell whose variables are `arguments`, and whose lines are shown as they come."""
-    began = time.perf_counter()
-    if not isinstance(ranks, int) or isinstance(ranks, bool) or not 1 <= ranks <= MOST_PROCESSES:
-        raise JobError(f"ranks is {ranks!r}; it must be a whole number from 1 to {MOST_PROCESSES:,}")
-    link = Network.parse(network) if isinstance(network, str) else network
-    if not isinstance(link, Network | None):
-        raise JobError(f"network is {network!r}; it must be a rate such as '100Mbit', a Network, or None")
-    call = packing.packed(program, arguments)
-    job = TrainingJob(
-        name="ranks",
-        folder=PROGRAM.parent,
-        script=PROGRAM.name,
-        strategy=FRAMEWORKS[framework][0] if framework else "ring",
-        workers=ranks,
-        timeout=timeout,
-    )
-    server, files = packing.server_for(call, framework), {"request": packing.request(call, framework, cell)}
-    local = Local(network=link, emulated_device=emulated_device)
-    await_packages(job)
-    request = local.reserve(job, framework or server)
-    warm.starter(server)  # may import a framework for seconds, so an interrupt is not deferred yet
-    with contextlib.ExitStack() as cleanup:
+) -> Iterator[RankGroup]:
+    """Ranks that stay until the block ends: what one program leaves in global variables, the next finds there.
+
+        with rank_group(4) as group:
+            group.run(build)
+            results = group.run(train, {"steps": 10})
+
+    The arguments, and what is raised, are those of `on_ranks`.
+    """
+    group = RankGroup(ranks, network, framework, emulated_device)
+    try:
+        yield group
+    finally:
+        group.stop()
+
+
+class RankGroup:
+    """Processes of this machine that are called once, or stay from call to call: see `rank_group`.
+
+    They start with the first call. An error, a rank that dies, a time-out or an interrupt ends them all, and what was
+    in them is gone; the next call starts others. So does an hour without a call.
+    """
+
+    def __init__(
+        self,
+        ranks: int,
+        network: str | Network | None,
+        framework: str | None,
+        emulated_device: str | EmulatedDevice | None,
+    ) -> None:
+        check_framework(framework)
+        if not isinstance(ranks, int) or isinstance(ranks, bool) or not 1 <= ranks <= MOST_PROCESSES:
+            raise JobError(f"ranks is {ranks!r}; it must be a whole number from 1 to {MOST_PROCESSES:,}")
+        link = Network.parse(network) if isinstance(network, str) else network
+        if not isinstance(link, Network | None):
+            raise JobError(f"network is {network!r}; it must be a rate such as '100Mbit', a Network, or None")
+        self.options = (ranks, network, framework, emulated_device)
+        self._local = Local(network=link, emulated_device=emulated_device)
+        self._run: _RanksRun | None = None
+        self._held = _Held()
+
+    def run(
+        self, program: Callable[..., Any], arguments: Mapping[str, Any] | None = None, timeout: str = "60s"
+    ) -> Results:
+        """Call `program(group, **arguments)` on each rank, as `on_ranks` does; the ranks stay."""
+        return self.launch(program, arguments or {}, timeout, stays=True)
+
+    @property
+    def has_ranks(self) -> bool:
+        """Whether ranks stay from the last call, or have ended since, which the next call reports."""
+        return self._run is not None
+
+    def stop(self) -> None:
+        """End the ranks."""
+        if self._run is not None:
+            self._run.stop()
+        self._run, self._held = None, _Held()
+
+    def launch(
+        self,
+        program: Callable[..., Any] | None,
+        arguments: Mapping[str, Any],
+        timeout: str,
+        stays: bool,
+        cell: packing.Cell | None = None,
+        names: Collection[str] = (),
+        rebound: Collection[str] = (),
+    ) -> Results:
+        """Call a program, or execute a cell that uses `names`, and whose lines are shown as they come.
+
+        `rebound` are names that the notebook has assigned since the last cell, perhaps to the value that they had.
+        """
+        began, (ranks, _, framework, _) = time.perf_counter(), self.options
+        if program is not None:
+            check_call(program, arguments, framework)
+        if self._run is not None and self._run.state is not RunState.RUNNING:  # since the last call
+            reason = self._run.reason or "the ranks have ended by themselves"
+            self.stop()
+            raise RanksFailed(f"{reason}\n{GONE}")
+        job = TrainingJob(
+            name="ranks",
+            folder=PROGRAM.parent,
+            script=PROGRAM.name,
+            strategy=FRAMEWORKS[framework][0] if framework else "ring",
+            workers=ranks,
+            timeout=timeout,
+        )
+        own = {*TWINS, GROUPS[framework], "rank", "size"} if cell else ()
+        cargo = packing.gathered(program, arguments, names, own)
+        call = packing.packed(program, arguments, *self._held.update(cargo, rebound))
+        request = packing.request(call, framework, cell)
+        try:
+            run = self._run
+            if run is None:
+                run = self._start(job, call, request, stays)
+            else:
+                run.prompt(request, job.timeout_seconds)
+            results, bound = _results(run, began, cell is not None)
+            self._held.note(bound)
+        except KeyboardInterrupt as error:
+            ended = self._run  # an interrupt may come before `run` is known
+            self.stop()
+            text = f"KeyboardInterrupt: {ended.reason if ended else ''}\n{GONE if stays else ''}".strip()
+            error._render_traceback_ = lambda: [text]  # type: ignore[attr-defined]  # what a notebook shows of it
+            raise
+        except BaseException:
+            self.stop()
+            raise
+        if not stays:
+            self.stop()
+        return results
+
+    def _start(self, job: TrainingJob, call: bytes, request: str, stays: bool) -> _RanksRun:
+        _, _, framework, _ = self.options
+        server = packing.server_for(call, framework)
+        if stays and server is not None and "torch" in sys.modules:  # a later cell may use it
+            server = "torch"
+        await_packages(job)
+        local = self._local.reserve(job, framework or server)
+        warm.starter(server)  # may import a framework for seconds, so an interrupt is not deferred yet
         with interrupts_deferred():
-            run = cleanup.enter_context(start(request, _RanksRun, files, server))
-            run.lines_are_shown = cell is not None
-        for line in run.logs(follow=True):
-            if cell and line.worker in run.workers and line.stream != STACK:
+            make = functools.partial(_RanksRun, is_prompted=stays, folder=local.scratch)
+            self._run = run = start(local, make, {"request": request}, server)
+        return run
+
+
+def _results(run: _RanksRun, began: float, is_cell: bool) -> tuple[Results, set[str]]:
+    """What the ranks return, once all have, and the names that they have bound. Raises RanksFailed."""
+    run.lines_are_shown = is_cell
+    printed: dict[str, list[str]] = {worker: [] for worker in run.workers}
+    for line in run.answer():
+        if line.worker in printed and line.stream != STACK:
+            printed[line.worker].append(line.text)
+            if is_cell:
                 print(f"[{run.workers.index(line.worker)}] {line.text}")
-    results, reason = [], run.reason
+    results, reason, bound = [], run.reason, set[str]()
     for rank, worker in enumerate(run.workers):
-        result: tuple[Any, ...] = (None, None, math.nan, math.nan, ())
+        result: tuple[Any, ...] = (None, None, math.nan, math.nan, (), ())
         try:
             result = pickle.loads(run.files.get(f"{worker}.value") or pickle.dumps(result))
         except Exception as error:
             reason = (
                 reason or f"what rank {rank} returned cannot be read here: {type(error).__name__}: {error}"
             )
-        lines = tuple(line.text for line in run.logs(worker=worker) if line.stream != STACK)
-        results.append(RankResult(rank, lines, *result))
+        *values, names = result
+        bound.update(names)
+        results.append(RankResult(rank, tuple(printed[worker]), *values))
     whole = Results(
-        tuple(results),
-        run.network,
-        run.warm,
-        time.perf_counter() - began,
-        cell is not None,
-        run.device,
-        run.remark,
+        tuple(results), run.network, run.warm, time.perf_counter() - began, is_cell, run.device, run.doubt
     )
     if reason:
-        failure = RanksFailed(reason)
+        failure = RanksFailed(f"{reason}\n{GONE}" if run.is_prompted else reason)
         failure.results = whole
         raise failure
-    return whole
+    return whole, bound
+
+
+class _Held:
+    """What ranks that stay hold of the notebook's variables."""
+
+    def __init__(self) -> None:
+        self._values: dict[str, Any] = {}  # as the notebook had them when they were sent, or bound on a rank
+        self._digests: dict[str, bytes] = {}
+        self._bound: set[str] = set()  # those that a rank has bound since
+        self._attributes: dict[str, dict[str, bytes]] = {}
+
+    def update(
+        self, cargo: packing.Cargo, rebound: Collection[str]
+    ) -> tuple[dict[str, Any], dict[str, dict[str, bytes]]]:
+        """Variables, and attributes of modules, that are to be sent; a line names what the ranks had already."""
+        again, kept = [], []
+        variables = {}
+        for name, value in cargo.variables.items():
+            is_new = name not in self._values
+            if is_new or self._values[name] is not value or name in self._bound.intersection(rebound):
+                variables[name] = value
+                again += [] if is_new else [name]
+            elif name not in self._bound and self._digests[name] != cargo.digests[name]:
+                kept.append(name)
+        if again:
+            print(f"Sent to the ranks again, since the notebook has assigned it: {', '.join(again)}")
+        if kept:
+            print(
+                f"Changed here, but not on the ranks, until the notebook assigns it again: {', '.join(kept)}"
+            )
+        self._values |= variables
+        self._digests |= cargo.digests
+        self._bound -= variables.keys()
+        attributes = packing.attributes_of(cargo.modules)
+        changed = {
+            module: {
+                name: each for name, each in new.items() if self._attributes.get(module, {}).get(name) != each
+            }
+            for module, new in attributes.items()
+        }
+        self._attributes |= attributes
+        return variables, changed
+
+    def note(self, bound: Collection[str]) -> None:
+        """Note the names that ranks have bound: their values count until the notebook binds them."""
+        main = vars(sys.modules["__main__"])
+        self._values |= {name: main.get(name, self) for name in bound}
+        self._bound.update(bound)
 
 
 class _RanksRun(ProcessRun):
@@ -161,21 +311,72 @@ class _RanksRun(ProcessRun):
     is_read, keeps_logs = True, False
     lines_are_shown = False  # they are printed while they come
 
-    def __init__(self, *arguments: Any) -> None:
+    def __init__(self, *arguments: Any, folder: Path, is_prompted: bool) -> None:
         super().__init__(*arguments)
         self.files: dict[str, bytes] = {}
+        self.is_prompted = is_prompted
+        self._folder = folder
+        self._seen = self._prompts = 0
+        self._is_called, self._was_idle, self._is_interrupted = True, False, False
         self._codes: dict[str, int] = {}
         self._crashed = set[str]()  # those of whose fatal signal Python has told
         self._ended: list[str] = []  # those that have ended by themselves, in this order
+
+    def prompt(self, request: str, timeout_seconds: float) -> None:
+        """Have the ranks, which stay, carry out another request."""
+        self._prompts, self._is_called, self._timeout_seconds = self._prompts + 1, True, timeout_seconds
+        file = self._folder / f"request-{self._prompts}"
+        file.write_text(request)
+        self._group.order(timeout_seconds, file.name)
+
+    def answer(self) -> Iterator[LogLine]:
+        """The lines that come until the run has ended, or until each rank, if they stay, has answered."""
+        waiting = set(self.workers)
+        for each in self.arrivals(follow=True, start=self._seen):
+            self._seen += 1
+            if isinstance(each, LogLine):
+                yield each
+            elif each["workshop"] == "done":
+                waiting.discard(each["worker"])
+                if not waiting:
+                    break
+        if not waiting:
+            self._read_files()
+            self._is_called = False
+            self._group.order(IDLE_SECONDS)
+
+    @property
+    def doubt(self) -> str:
+        """What is wrong with measurements on emulated devices, also while the ranks stay."""
+        last = {each["worker"]: each for each in self.devices}
+        return host_remark(list(last.values()), self.workers, cores()) if self.device else ""
+
+    def _read_files(self) -> None:
+        names = [f"{worker}.{kind}" for worker in self.workers for kind in ("value", "error", "waits")]
+        paths = [self._folder / name for name in names]
+        self.files = {path.name: path.read_bytes() for path in paths if path.is_file()}
+
+    def _request_stop(self) -> None:
+        if self._is_called and not self._is_interrupted:  # first ask where the ranks stand
+            self._is_interrupted = True
+            self._group.order(0.0)
+        else:
+            super()._request_stop()
 
     def _on_event(self, event: Event) -> None:
         if event["event"] == "exited":
             self._ended += [event["name"]] if not event["ours"] else []
             self._codes[event["name"]] = event["code"]
+            if self.is_prompted and not event["ours"]:  # by os._exit(0), say; other codes end the run anyway
+                self._group.stop()
+        elif event["event"] == "done":
+            with self._changed:
+                self._arrived.append({"workshop": "done", "worker": event["name"]})
+                self._changed.notify_all()
+        elif event["event"] == "silent":
+            self._was_idle = not self._is_called
         elif event["event"] == "read":
-            names = [f"{worker}.{kind}" for worker in self.workers for kind in ("value", "error", "waits")]
-            paths = [Path(event["folder"], name) for name in names]
-            self.files = {path.name: path.read_bytes() for path in paths if path.is_file()}
+            self._read_files()
         super()._on_event(event)
 
     def _receive_line(self, worker: str, text: str, stream: str = "stdout") -> None:
@@ -191,7 +392,7 @@ class _RanksRun(ProcessRun):
 
     def _verdict(self, event: Event) -> tuple[RunState, str]:
         state, reason = super()._verdict(event)
-        silent = state is RunState.SUCCEEDED and self._silent()
+        silent = state is not RunState.FAILED and self._silent()
         return (RunState.FAILED, self._blame(silent[0], 0)) if silent else (state, reason)
 
     def _blame(self, name: str, code: int) -> str:
@@ -253,4 +454,7 @@ class _RanksRun(ProcessRun):
         waits = [self.files.get(f"{worker}.waits", b"").decode() for worker in self.workers]
         text = "\n".join([text, *filter(None, waits)])
         text = re.sub(r"\bworker-(\d+)", r"rank \1", text)
-        return f"the program did not end within {self._timeout_seconds:g} s. {text}"
+        if self._was_idle:
+            return f"no cell came for {IDLE_SECONDS / 3600:g} h"
+        late = f"the program did not end within {self._timeout_seconds:g} s"
+        return f"{'interrupted' if self._is_interrupted else late}. {text}"

@@ -8,20 +8,26 @@
 A rank sees `rank`, `size` and `communicator` (`dist` with `--framework torch`, `hvd` with horovod, `strategy` with
 tensorflow), and copies of the notebook's variables that the cell names. Lines appear as ranks print them; at the end
 comes the value of each rank's last expression, unless a semicolon ends it.
+
+The ranks are new for each cell. With `--keep` they stay: the names of one such cell are there in the next. What a cell
+has assigned on the ranks counts until the notebook assigns that name. `%ranks stop` ends them.
 """
 
 from __future__ import annotations
 
+import ast
+import contextlib
 import dis
 import io
 import tokenize
 import traceback
+from dataclasses import dataclass
 from types import CodeType
 from typing import Any
 
 from workshop_utils.jobs import JobError
-from workshop_utils.jobs.function import GROUPS, TWINS, names_used
-from workshop_utils.ranks import launch, packing
+from workshop_utils.jobs.function import GROUPS, names_used
+from workshop_utils.ranks import RankGroup, packing
 from workshop_utils.ranks.results import Results
 
 
@@ -34,6 +40,24 @@ def _assigned_first(code: CodeType) -> set[str]:
     return {name for name, operation in first.items() if operation == "STORE_NAME"}
 
 
+def _assigned_since(shell: Any, number: int) -> set[str]:
+    """The names that cells have assigned from the one with this number on."""
+    names: set[str] = set()
+    for source in shell.history_manager.input_hist_parsed[number:]:
+        with contextlib.suppress(SyntaxError):
+            flags = shell.compile.flags | ast.PyCF_ALLOW_TOP_LEVEL_AWAIT
+            waiting = [compile(source, "", "exec", flags, dont_inherit=True)]
+            for code in waiting:  # which grows
+                stores = [
+                    each
+                    for each in dis.get_instructions(code)
+                    if each.opname in ("STORE_NAME", "STORE_GLOBAL")
+                ]
+                names.update(each.argval for each in stores)
+                waiting += [each for each in code.co_consts if isinstance(each, CodeType)]
+    return names
+
+
 def _ends_in_semicolon(source: str) -> bool:
     """Whether a cell is to show no value; the IPython of a foreign kernel may not look at a cell magic's own."""
     tokens = tokenize.generate_tokens(io.StringIO(source).readline)
@@ -42,10 +66,21 @@ def _ends_in_semicolon(source: str) -> bool:
     ]
 
 
+@dataclass
+class _Kept:
+    """The ranks that stay, the line that began them, and the number of cells that had run at their last one."""
+
+    group: RankGroup | None = None
+    line: str = ""
+    number: int = 0
+
+
 def register(shell: Any) -> None:
     """Add %%ranks to a notebook."""
     from IPython.core.error import UsageError
     from IPython.core.magic_arguments import argument, magic_arguments, parse_argstring
+
+    kept = _Kept()
 
     @magic_arguments()
     @argument("ranks", type=int, help="how many processes")
@@ -55,6 +90,9 @@ def register(shell: Any) -> None:
     )
     @argument("--emulated-device", help="what each rank computes on, such as 400ms")
     @argument("--timeout", default="60s", help="after which they are ended")
+    @argument(
+        "--keep", action="store_true", help="let them stay, with their variables, for the next such cell"
+    )
     def ranks(line: str, cell: str) -> Results | None:
         """Execute the cell on several processes, and show what each has printed and returned."""
         try:
@@ -65,23 +103,45 @@ def register(shell: Any) -> None:
         above = cell[: len(cell) - len(cell.lstrip())].count("\n") + 1
         source = "\n" * above + shell.transform_cell(cell)
         name = shell.compile.cache(source, len(shell.history_manager.input_hist_parsed) - 1)
+        flags = shell.compile.flags  # the notebook's `from __future__ import annotations`
         try:
-            code = compile(source, name, "exec")
+            code = compile(source, name, "exec", flags | ast.PyCF_ALLOW_TOP_LEVEL_AWAIT, dont_inherit=True)
         except SyntaxError as error:  # shown once, and not by every rank
             text = "".join(traceback.format_exception_only(error)).strip()
             raise JobError(f"%%ranks: {packing.with_cells(text)}") from None
-        used, group = names_used(source), GROUPS[options.framework]
+        used, assigned = names_used(source), _assigned_first(code)
         if "get_ipython" in used:
             raise JobError("%%ranks: a rank has no notebook, so its cell cannot hold % or ! commands")
-        # The first are IPython's own, and Python's on a rank; the others are the rank's.
-        names, assigned = used & shell.user_ns.keys() - {*TWINS, group, "rank", "size"}, _assigned_first(code)
         # A cell seldom reads a variable that it assigns first, so such a one is no reason to refuse.
-        variables = {
-            each: shell.user_ns[each]
-            for each in names
+        names = [
+            each
+            for each in used & shell.user_ns.keys()
             if each not in assigned or packing.travels(shell.user_ns[each])
-        }
-        results = launch(None, variables, **vars(options), cell=(source, name, group))
+        ]
+        chosen = (options.ranks, options.network, options.framework, options.emulated_device)
+        group, rebound = RankGroup(*chosen), set[str]()
+        if options.keep:
+            if kept.group and kept.group.has_ranks:
+                if kept.group.options != chosen:
+                    raise JobError(
+                        f"%%ranks: the ranks that stay are those of `{kept.line}`; begin the cell with that, or end "
+                        "them by `%ranks stop`"
+                    )
+                group, rebound = kept.group, _assigned_since(shell, kept.number)
+            kept.group, kept.line, kept.number = group, f"%%ranks {line}", shell.execution_count
+        sent = (source, name, GROUPS[options.framework], flags)
+        results = group.launch(None, {}, options.timeout, options.keep, sent, names, rebound)
         return None if _ends_in_semicolon(source) else results
 
+    def stop(line: str) -> None:
+        """`%ranks stop` ends the ranks that stay."""
+        if line.strip() != "stop":
+            raise UsageError(
+                "%ranks knows `%ranks stop`, which ends the ranks that stay; a cell for ranks begins with %%ranks 4"
+            )
+        if kept.group:
+            kept.group.stop()
+        kept.group = None
+
     shell.register_magic_function(ranks, "cell", "ranks")
+    shell.register_magic_function(stop, "line", "ranks")

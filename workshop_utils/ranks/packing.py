@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import contextlib
 import dis
+import hashlib
 import inspect
 import io
 import linecache
@@ -12,7 +13,8 @@ import pickle
 import pickletools
 import re
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 from types import CodeType, FunctionType, MethodType, ModuleType
 from typing import Any
@@ -28,39 +30,100 @@ MOST_BYTES = 16 * 1024**2
 # The generators of which `random.random`, `np.random.rand` and the like are methods; a rank has its own.
 GLOBAL_GENERATORS = {"random": "_inst", "numpy.random.mtrand": "_rand", "torch": "default_generator"}
 
-Cell = tuple[str, str, str]  # its source, its file name, and what it calls that through which its rank speaks
+# A cell's source, its file name, what it calls that through which its rank speaks, and flags for the compiler.
+Cell = tuple[str, str, str, int]
 
 
 class _TooLarge(Exception):
     """More than MOST_BYTES were to be pickled."""
 
 
-def packed(program: Any, arguments: Mapping[str, Any]) -> bytes:
-    """A call, or with `program` None the variables of a cell, as a pickle.
+@dataclass
+class Cargo:
+    """What a call or a cell uses.
+
+    Attributes:
+        variables: of `__main__`, by name, also those that functions of the notebook use.
+        digests: of their pickles, which differ once a value has changed.
+        modules: the user's own, files beside the notebook, by name.
+    """
+
+    variables: dict[str, Any] = field(default_factory=dict)
+    digests: dict[str, bytes] = field(default_factory=dict)
+    modules: set[str] = field(default_factory=set)
+
+
+def gathered(
+    program: Any, arguments: Mapping[str, Any], names: Iterable[str] = (), own: Collection[str] = ()
+) -> Cargo:
+    """What `program(group, **arguments)` uses, or with `program` None a cell that uses `names`; `own` is the rank's.
 
     Raises:
         JobError: if something cannot be pickled, or is too large; the message names the variable.
     """
-    module = sys.modules.get(getattr(program, "__module__", None) or "")
-    # A file beside the notebook: as with a cell, what is there now travels, and no rank imports it.
-    by_value = (
-        [module] if module and module.__name__ != "__main__" and not is_installed(module.__name__) else []
-    )
+    main, cargo = vars(sys.modules["__main__"]), Cargo()
     try:
-        for each in by_value:
-            cloudpickle.register_pickle_by_value(each)
-        return _pickled((program, dict(arguments)))
+        with _by_value(program):
+            pickler = _Pickler((program, dict(arguments)))
+            waiting = [*names, *pickler.names]
+            cargo.modules |= pickler.modules
+            for name in waiting:  # which grows
+                if name in main and name not in {*own, *cargo.variables}:
+                    cargo.variables[name] = main[name]
+                    pickler = _Pickler(main[name])
+                    cargo.digests[name] = hashlib.sha256(pickler.pickle).digest()
+                    cargo.modules |= pickler.modules
+                    waiting += pickler.names
     except Exception as error:
-        raise JobError(_refusal(program, arguments, error)) from None
+        raise JobError(_refusal(program, {**arguments, **cargo.variables}, error)) from None
+    return cargo
+
+
+def packed(program: Any, arguments: Mapping[str, Any], variables: Mapping[str, Any], modules: Any) -> bytes:
+    """A call, or with `program` None a cell's variables, as a pickle. Raises JobError if it is too large."""
+    try:
+        with _by_value(program):
+            return _Pickler((program, dict(arguments), dict(variables), modules)).pickle
+    except Exception as error:
+        raise JobError(_refusal(program, {**arguments, **variables}, error)) from None
+
+
+@contextlib.contextmanager
+def _by_value(program: Any) -> Iterator[None]:
+    """Pickle what is in the file of `program` by value: as with a cell, what is there now travels."""
+    module = sys.modules.get(getattr(program, "__module__", None) or "")
+    if module is None or module.__name__ == "__main__" or is_installed(module.__name__):
+        yield
+        return
+    cloudpickle.register_pickle_by_value(module)
+    try:
+        yield
     finally:
-        for each in by_value:
-            cloudpickle.unregister_pickle_by_value(each)
+        cloudpickle.unregister_pickle_by_value(module)
+
+
+def attributes_of(modules: Iterable[str]) -> dict[str, dict[str, bytes]]:
+    """The attributes, as pickles, of modules and of those of the user's that they use; not what cannot be pickled."""
+    states: dict[str, dict[str, bytes]] = {}
+    waiting = [*modules]
+    for module in waiting:  # which grows
+        if module in states:
+            continue
+        states[module] = {}
+        for name, value in vars(sys.modules[module]).items():
+            if not name.startswith("__"):
+                with contextlib.suppress(Exception):  # whatever its own __reduce__ raises
+                    pickler = _Pickler(value)
+                    waiting += pickler.modules
+                    if not isinstance(value, ModuleType):
+                        states[module][name] = pickler.pickle
+    return states
 
 
 def travels(value: Any) -> bool:
     """Whether a rank can have a copy of `value`."""
     try:
-        return bool(_pickled(value))
+        return bool(_Pickler(value).pickle)
     except Exception:  # whatever its own __reduce__ raises
         return False
 
@@ -74,7 +137,7 @@ def server_for(call: bytes, framework: str | None) -> str | None:
 
 
 def request(call: bytes, framework: str | None, cell: Cell | None) -> str:
-    """The file that `rank.py` reads."""
+    """The file that `rank.py` reads for one call or cell."""
     # A cell is in no file, so its lines travel with it, for tracebacks.
     names = {text for text in _texts(call) if text in linecache.cache and not Path(text).exists()}
     names |= {cell[1]} if cell else set()
@@ -94,12 +157,6 @@ def _texts(call: bytes) -> set[str]:
     return {value for _, value, _ in pickletools.genops(call) if isinstance(value, str)}
 
 
-def _pickled(value: Any) -> bytes:
-    file = _Limited()
-    _Pickler(file, protocol=pickle.HIGHEST_PROTOCOL).dump(value)
-    return file.getvalue()
-
-
 class _Limited(io.BytesIO):
     def write(self, data: Any) -> int:
         if self.tell() + memoryview(data).nbytes > MOST_BYTES:
@@ -107,8 +164,30 @@ class _Limited(io.BytesIO):
         return super().write(data)
 
 
+class _RanksMain(dict[str, Any]):
+    """Stands for the variables of the rank's `__main__`."""
+
+
 class _Pickler(cloudpickle.Pickler):
+    """The `pickle` of a value, in which functions of `__main__` use the variables of the rank's.
+
+    Attributes:
+        names: the variables of `__main__` that it needs there.
+        modules: the user's own that it imports.
+    """
+
+    def __init__(self, value: Any) -> None:
+        file = _Limited()
+        super().__init__(file, protocol=pickle.HIGHEST_PROTOCOL)
+        self.names, self.modules = set[str](), set[str]()
+        self._main = vars(sys.modules["__main__"])
+        self.globals_ref[id(self._main)] = _RanksMain()
+        self.dump(value)
+        self.pickle = file.getvalue()
+
     def reducer_override(self, value: Any) -> Any:
+        if isinstance(value, _RanksMain):
+            return vars, (sys.modules["__main__"],)
         # IPython's own `open`, whose import would take a second.
         if isinstance(value, FunctionType) and value.__name__ == "_modified_open":
             return getattr, (sys.modules["builtins"], "open")
@@ -124,7 +203,23 @@ class _Pickler(cloudpickle.Pickler):
             raise TypeError("it is an open file")
         if type(value).__module__ == "torch" and getattr(value, "is_cuda", False):
             raise TypeError("it is on a GPU, where ranks may not find it; send it as `.cpu()`")
-        return super().reducer_override(value)
+        reduced = super().reducer_override(value)
+        if isinstance(value, ModuleType | FunctionType | type):
+            self._note(value, reduced)
+        return reduced
+
+    def _note(self, value: ModuleType | FunctionType | type, reduced: Any) -> None:
+        module = value.__name__ if isinstance(value, ModuleType) else str(value.__module__)
+        if module != "__main__":
+            is_named = isinstance(value, ModuleType) or reduced is NotImplemented
+            if is_named and module in sys.modules and not is_installed(module):
+                self.modules.add(module)
+        elif self._main.get(value.__name__) is value:
+            self.names.add(value.__name__)  # pools of processes pickle it by its name
+        if reduced is not NotImplemented and getattr(value, "__globals__", None) is self._main:
+            variables = reduced[2][1]["__globals__"]
+            self.names |= variables.keys()
+            variables.clear()
 
 
 def _refusal(program: Any, arguments: Mapping[str, Any], error: Exception) -> str:
@@ -132,7 +227,7 @@ def _refusal(program: Any, arguments: Mapping[str, Any], error: Exception) -> st
     for name, value in _variables(program, arguments):
         subject = f"`{name}` ({type(value).__qualname__})"
         try:
-            _pickled(value)
+            _Pickler(value)
         except _TooLarge as size:
             return f"{subject} is too large to be sent to the ranks: {size}. Make or load it in the program"
         except Exception as reason:

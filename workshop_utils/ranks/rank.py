@@ -1,17 +1,20 @@
 """One rank of `on_ranks`: a program that a warm server forks, or that starts cold.
 
 It reads `request` in the run's own folder, calls the program there, and leaves `worker-0.value`, a pickle, or
-`worker-0.error`, JSON. It imports little, since each rank imports it again.
+`worker-0.error`, JSON. Where ranks stay, its standard input is a socket: there it says that it is done, and learns the
+name of the next request. It imports little, since each rank imports it again.
 """
 
 import base64
 import builtins
 import contextlib
+import importlib
 import json
 import linecache
 import os
 import pickle
 import signal
+import stat
 import sys
 import time
 import traceback
@@ -25,6 +28,8 @@ MOST_SECONDS = 1e6  # for a message: the time-out of the call decides, and shows
 
 
 PACKAGE = str(Path(__file__).parents[1])
+_NONE = object()
+_runner: Any = None
 
 
 class _FirstEvents(list[Any]):
@@ -35,12 +40,8 @@ class _FirstEvents(list[Any]):
 
 def main() -> int:
     folder = Path(os.environ["TMPDIR"])
-    request = pickle.loads(base64.b64decode((folder / "request").read_text()))
-    sys.path[:] = request["path"]
-    os.chdir(request["folder"])
-    for name, text in request["sources"].items():
-        linecache.cache[name] = (len(text), None, text.splitlines(keepends=True), name)
-
+    prompts = _prompts()
+    request = _read(folder / "request")
     # Imported only now, from where the notebook imports it, and not from what travels with a job.
     from workshop_utils import place
     from workshop_utils.comm.process_group import process_group
@@ -52,30 +53,69 @@ def main() -> int:
     builtins.input, place.load = _no_input, _load_digits
     here = place.here()
     error = folder / f"{here.name}.error"
+    main_module = sys.modules["__main__"] = types.ModuleType("__main__")  # in place of this program
+    vars(main_module)["__builtins__"] = builtins
     try:
         # The first to write is the inner one, before the others learn of the error and fail as well.
         with _written_to(error), process_group(request["framework"]) as group, _written_to(error):
             if request["framework"] is None:
                 group.timeout_seconds = MOST_SECONDS
                 _answer_whom_it_waits_for(group, folder / f"{here.name}.waits")
-            # Written before this rank leaves the others, who may still wait for it.
-            (folder / f"{here.name}.value").write_bytes(_result_of(request, group, here))
+            if hasattr(group, "barrier"):  # all begin together; a strategy of TensorFlow has none
+                group.barrier()
+            while True:
+                # Written before this rank leaves the others, who may still wait for it.
+                (folder / f"{here.name}.value").write_bytes(_result_of(request, group, here))
+                if prompts is None:
+                    break
+                sys.stdout.flush()
+                sys.stderr.flush()
+                prompts.write(b"!")
+                if not (name := prompts.readline().decode().strip()):
+                    break
+                (folder / f"{here.name}.value").unlink(missing_ok=True)
+                request = _read(folder / name)
     except BaseException:
         return 1
     return 0
 
 
+def _prompts() -> Any:
+    """Where the ranks stay, the socket on which this one learns of the next cell; it was standard input."""
+    if not stat.S_ISSOCK(os.fstat(0).st_mode):
+        return None
+    prompts = os.fdopen(os.dup(0), "r+b", buffering=0)
+    with open(os.devnull, "rb") as nothing:  # noqa: PTH123
+        os.dup2(nothing.fileno(), 0)
+    return prompts
+
+
+def _read(file: Path) -> dict[str, Any]:
+    """A request, and the folder, path and source lines that come with it."""
+    request: dict[str, Any] = pickle.loads(base64.b64decode(file.read_text()))
+    sys.path[:] = request["path"]
+    os.chdir(request["folder"])
+    for name, text in request["sources"].items():
+        linecache.cache[name] = (len(text), None, text.splitlines(keepends=True), name)
+    return request
+
+
 def _result_of(request: dict[str, Any], group: Any, here: Any) -> bytes:
-    """What the program returned and sent on this rank, pickled."""
+    """What the program returned and sent on this rank, and which names of `__main__` it bound, pickled."""
     import cloudpickle
 
     from workshop_utils.training.tcp_bytes import count_bytes
 
     communicator = group if request["framework"] is None else None
-    main_module = sys.modules["__main__"] = types.ModuleType("__main__")  # in place of this program
-    program, arguments = pickle.loads(request["call"])
-    if hasattr(group, "barrier"):  # all begin together; a strategy of TensorFlow has none
-        group.barrier()
+    program, arguments, variables, modules = pickle.loads(request["call"])
+    namespace = vars(sys.modules["__main__"])
+    namespace.update(variables)
+    for name, attributes in modules.items():
+        _set_attributes(importlib.import_module(name), attributes)
+    if request["cell"] is not None:
+        source, name, group_name, flags = request["cell"]
+        namespace.update({"rank": here.rank, "size": here.world_size, group_name: group})
+    before = dict(namespace)
     if communicator is not None:
         communicator.traffic.reset()
         communicator.trace = _FirstEvents()
@@ -85,11 +125,7 @@ def _result_of(request: dict[str, Any], group: Any, here: Any) -> bytes:
             if request["cell"] is None:
                 value = program(group, **arguments)
             else:
-                source, name, group_name = request["cell"]
-                vars(main_module).update(
-                    arguments, rank=here.rank, size=here.world_size, **{group_name: group}
-                )
-                value = _run_cell(source, name, vars(main_module))
+                value = _run_cell(source, name, flags, namespace)
         except SystemExit as leaving:
             if leaving.code:
                 raise
@@ -105,23 +141,55 @@ def _result_of(request: dict[str, Any], group: Any, here: Any) -> bytes:
     else:
         messages = int(communicator.traffic.messages_sent.sum())
         sent, trace = int(communicator.traffic.bytes_sent.sum()), tuple(communicator.trace)
+    bound = {
+        each
+        for each in before.keys() | namespace
+        if before.get(each, _NONE) is not namespace.get(each, _NONE)
+    }
     try:
-        return cloudpickle.dumps((value, messages, sent, seconds, trace))
+        return cloudpickle.dumps((value, messages, sent, seconds, trace, bound))
     except Exception as error:
         kind = type(value).__qualname__
         raise TypeError(f"it returned a {kind}, which cannot be sent back: {_text_of(error)}") from None
 
 
-def _run_cell(source: str, name: str, namespace: dict[str, Any]) -> Any:
+def _set_attributes(module: Any, attributes: dict[str, bytes]) -> None:
+    """Give a module the attributes that differ from those in the notebook, which come as pickles."""
+    import cloudpickle
+
+    for name, pickled in attributes.items():
+        try:
+            is_same = cloudpickle.dumps(vars(module).get(name, _NONE), pickle.HIGHEST_PROTOCOL) == pickled
+        except Exception:  # whatever its own __reduce__ raises
+            is_same = False
+        if not is_same:
+            setattr(module, name, pickle.loads(pickled))
+
+
+def _run_cell(source: str, name: str, flags: int, namespace: dict[str, Any]) -> Any:
     """Execute a cell; the value of its last expression."""
     import ast
+    import inspect
+
+    def run(tree: Any, mode: str) -> Any:
+        code = compile(tree, name, mode, flags | ast.PyCF_ALLOW_TOP_LEVEL_AWAIT, dont_inherit=True)
+        value = eval(code, namespace)  # of mode exec, too
+        return _awaited(value) if code.co_flags & inspect.CO_COROUTINE else value
 
     *body, last = ast.parse(source, name).body or [ast.Pass()]
     if not isinstance(last, ast.Expr):
-        exec(compile(ast.Module([*body, last], []), name, "exec"), namespace)
-        return None
-    exec(compile(ast.Module(body, []), name, "exec"), namespace)
-    return eval(compile(ast.Expression(last.value), name, "eval"), namespace)
+        return run(ast.Module([*body, last], []), "exec")
+    run(ast.Module(body, []), "exec")
+    return run(ast.Expression(last.value), "eval")
+
+
+def _awaited(value: Any) -> Any:
+    """The result of a coroutine, on one loop for all cells."""
+    global _runner
+    import asyncio
+
+    _runner = _runner or asyncio.Runner()
+    return _runner.run(value)
 
 
 def _answer_whom_it_waits_for(communicator: Any, file: Path) -> None:
