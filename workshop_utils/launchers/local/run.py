@@ -223,7 +223,9 @@ class ProcessRun(Run):
             marks = dict.fromkeys(locks.values(), f"{self.name} (process {os.getpid()})")
             self._group = ProcessGroup(
                 *(processes, self._on_event, timeout_seconds, scratch, {**files, **marks}),
-                *(start_warm, network, self.is_read, archives, [*locks], self.is_prompted),
+                *(start_warm, network, self.is_read, archives),
+                locks=[*locks],
+                is_prompted=self.is_prompted,
             )
 
     def stop(self) -> None:

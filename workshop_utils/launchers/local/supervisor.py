@@ -13,7 +13,7 @@ It reads one JSON line (the specification, see `run.ProcessGroup`), perhaps orde
     {"event": "done", "name": ...}      a process has answered the last prompt, and all that it had printed is reported
     {"event": "silent", "supervisor": ...}  its process id, at the timeout; the owner asks processes for their stacks,
                                             and sends SIGUSR2 when it has them
-    {"event": "read", "folder": ...}    where asked for: all have ended, and the folder stays until the owner says `read`
+    {"event": "read", "folder": ...}    where asked for: all have ended, and the folder stays until the owner answers
     {"event": "ended", "outcome": "succeeded" | "failed" | "stopped" | "timeout", "name": ..., "code": ...}
 
 Three things make sure that nothing is left behind. The owner's end of the specification's pipe closes when the
