@@ -1,6 +1,7 @@
 """Running lessons in batch: parameters, failures that stop nothing, and the report."""
 
 import re
+from pathlib import Path
 
 import nbformat
 import pandas as pd
@@ -32,7 +33,7 @@ def test_a_failing_lesson_does_not_stop_the_next_and_the_exit_code_says_so(tmp_p
     words = "![drawn](drawn.svg) After [the first](00_bad.ipynb#run), [another](09_other.ipynb)."
     good = write_notebook(tmp_path / "01_good.ipynb", parameters, work, nbformat.v4.new_markdown_cell(words))
     output = tmp_path / "build"
-    assert batch.run_lessons([bad, good], output, [], with_scale_model=False) == 1
+    assert batch.run_lessons([bad, good], output, {}, with_scale_model=False) == 1
     page = (output / "report.html").read_text()
     assert "this lesson is broken" in page
     assert "01_good" in page
@@ -48,23 +49,129 @@ def test_a_failing_lesson_does_not_stop_the_next_and_the_exit_code_says_so(tmp_p
     assert "1 of 2 lessons succeeded" in capsys.readouterr().out
 
 
-def test_a_parameter_whose_default_depends_on_the_size_can_be_given_and_nothing_is_said_of_it(
-    tmp_path, capfd
-):
-    notebook = write_notebook(
-        tmp_path / "00_long.ipynb",
-        parameters_cell(
-            'size = "normal"\nepochs = 5 if size == "normal" else 2  # passes\nseen, unseen = 1, 2'
-        ),
-        nbformat.v4.new_code_cell("print('all', epochs + unseen)"),
+def run(tmp_path, parameters, **notebooks):
+    """What notebooks of these cells, the first tagged, print last if they are run with `parameters`."""
+    paths = [
+        write_notebook(
+            tmp_path / f"{name}.ipynb", parameters_cell(first), *map(nbformat.v4.new_code_cell, others)
+        )
+        for name, (first, *others) in notebooks.items()
+    ]
+    assert batch.run_lessons(paths, tmp_path / "build", parameters, with_scale_model=False) == 0
+    executed = [nbformat.read(str(tmp_path / "build" / path.name), as_version=4) for path in paths]
+    return [each.cells[-1].outputs[-1].text.strip() if each.cells[-1].outputs else "" for each in executed]
+
+
+DEFAULTS = """
+size, answer, tag, day, words = "normal", "yes", "v1", "2020-01-01", "a=b"
+learning_rate, seconds, limit = 0.1, 2, 1.0
+shuffle: bool = True
+folder: str | None = None
+sizes, sizes_of = [1], len
+sizes.append(2)
+batches = (256, 512)
+weights = {}
+weights["a"] = 1.0
+schedule = dict(warmup=5)
+"""
+GIVEN = {
+    "size": "no", "answer": "False", "tag": "007", "day": "2021-02-03", "words": "c=d", "learning_rate": "1e-3",
+    "seconds": "2.5", "limit": "inf", "shuffle": "False", "folder": "it's \\n", "sizes": "[1e-3, 2]", "batches": "(8,)",
+    "weights": "{0: 1.0, 1: 5.0}", "schedule": '{"warmup": null}',
+}  # fmt: skip
+
+
+def test_values_are_what_papermill_makes_of_them_and_lists_and_mappings_are_values_too(tmp_path):
+    (printed,) = run(tmp_path, GIVEN, own=(DEFAULTS, f"print([{', '.join(GIVEN)}])"))
+    assert printed == (
+        "['no', False, '007', '2021-02-03', 'c=d', 0.001, 2.5, inf, False, \"it's \\\\n\", [0.001, 2], (8,), "
+        "{0: 1.0, 1: 5.0}, {'warmup': None}]"
     )
-    output = tmp_path / "build"
-    assert batch.run_lessons([notebook], output, ["epochs=7", "unseen=9"], with_scale_model=False) == 0
-    executed = nbformat.read(str(output / "00_long.ipynb"), as_version=4)
-    assert any("all 16" in str(cell.get("outputs")) for cell in executed.cells)
+
+
+def test_what_is_derived_from_a_parameter_follows_it_unless_it_is_given_itself(tmp_path, capfd):
+    first = """%matplotlib inline
+size = "normal"  # or small
+!true
+# Of an epoch, in "ü"
+ü = "é"; is_small = size == "small"
+epochs, steps = (2, 20) if is_small else (5, 100); rate = 1 / epochs
+def plain(size="normal"):
+    steps = 1
+    return size
+if is_small:
+    rows = [steps]
+"""
+    timed = "%%capture\nwidth = 8\nwidth += 1\ndouble = 2 * width"
+    other = "print(size, epochs, steps, rate, rows, plain())"
+    given = {"size": "small", "steps": "7", "width": "3"}
+    ran = run(tmp_path, given, derived=(first, other), magic=(timed, "print(width, double)"))
+    assert ran == ["small 2 7 0.5 [7] normal", "3 6"]
     said = "".join(capfd.readouterr())
+    assert "size = 'small' in derived\nsteps = 7 in derived\nwidth = 3 in magic\n" in said
     assert "Unable to parse" not in said
     assert "encryption" not in said
+
+
+def test_what_papermill_has_executed_and_cells_with_two_of_its_tags_take_parameters(tmp_path):
+    first, second = parameters_cell("rate = 0.1"), parameters_cell("size = 3\nnumbers = [rate] * size")
+    injected = nbformat.v4.new_code_cell("rate = 0.2", metadata={"tags": ["injected-parameters"]})
+    work = nbformat.v4.new_code_cell("print(rate, numbers)")
+    path = write_notebook(tmp_path / "again.ipynb", first, injected, second, work)
+    given = {"rate": "0.5", "size": "2"}
+    assert batch.run_lessons([path], tmp_path / "build", given, with_scale_model=False) == 0
+    executed = nbformat.read(str(tmp_path / "build" / "again.ipynb"), as_version=4)
+    assert executed.cells[-1].outputs[0].text == "0.5 [0.5, 0.5]\n"
+
+
+def test_a_notebook_of_any_name_runs_in_its_own_folder(tmp_path, monkeypatch):
+    folder = tmp_path / "my {own} folder"
+    folder.mkdir()
+    (folder / "data.txt").write_text("42")
+    work = nbformat.v4.new_code_cell("print(open('data.txt').read())")
+    write_notebook(folder / "-{x} ü.ipynb", work)
+    monkeypatch.chdir(folder)
+    assert batch.run_lessons([Path("-{x} ü.ipynb")], Path("out {y}"), {}, with_scale_model=False) == 0
+    executed = nbformat.read(str(folder / "out {y}" / "-{x} ü.ipynb"), as_version=4)
+    assert executed.cells[0].outputs[0].text == "42\n"
+
+
+@pytest.mark.parametrize(
+    ("source", "parameters", "message"),
+    [
+        ("workers = 2\nsteps = 5", {"wrokers": "3"}, "'wrokers' is in none of the notebooks; did you mean workers?"),
+        ("workers = 2\nsteps = 5", {"lr": "3"}, "'lr' is in none of the notebooks; they have steps, workers"),
+        ("print(1)", {"lr": "3"}, "they have no cell with the tag parameters"),
+        ("def f():\n    lr = 1\nrate = 2", {"lr": "3"}, "'lr' is in none of the notebooks; they have rate"),
+        ("import os", {"os": "3"}, "'os' is in none of the notebooks"),
+        ("epochs = 5 if True else 2", {"epochs": "five"}, "'epochs' is 'five'; in own it must be like its default, 5"),
+        ("a, epochs = 1, 5", {"epochs": ""}, "'epochs' is ''; in own it must be like its default, 5"),
+        ("rate: float = 0.1", {"rate": "True"}, "'rate' is 'True'; in own it must be like its default, 0.1"),
+        ("shuffle = True", {"shuffle": "false"}, "'shuffle' is 'false'; in own it must be like its default, True"),
+        ("full = size == 'all'", {"full": "no"}, "'full' is 'no'; in own it must be like its default, True"),
+        ("sizes = [1, 2]", {"sizes": "3"}, "'sizes' is '3'; in own it must be like its default, [1, 2]"),
+        ("names = ['a']", {"names": "[b, c]"}, "'names' is '[b, c]'; in own it must be like its default, ['a']"),
+        ("table = {}", {"table": "[1]"}, "'table' is '[1]'; in own it must be like its default, {}"),
+        ("lr = \nx = 1", {"x": "2"}, "its parameters have the line 'lr =', no Python"),
+        ("size = environ.get('WORKSHOP_SIZE')", {"size": "no"}, "size is 'no'; it must be normal or small"),
+        ("# WORKSHOP_SIZE\nworkers = 2", {"workers": "0"}, "'workers' is '0'; it must be a whole number of at least"),
+        ("# WORKSHOP_SIZE\nworkers = 2", {"workers": "2.5"}, "'workers' is '2.5'; it must be a whole number"),
+    ],
+)  # fmt: skip
+def test_a_parameter_that_would_change_nothing_or_break_the_lesson_is_refused(
+    source, parameters, message, tmp_path
+):
+    path = write_notebook(tmp_path / "own.ipynb", parameters_cell(source))
+    with pytest.raises(JobError, match=re.escape(message)):
+        batch.run_lessons([path], tmp_path / "build", parameters, with_scale_model=False)
+    assert not (tmp_path / "build").exists()
+
+
+def test_a_misspelt_size_of_the_environment_is_refused(tmp_path, monkeypatch):
+    monkeypatch.setenv("WORKSHOP_SIZE", "tiny")
+    lesson = parameters_cell("size = os.environ.get('WORKSHOP_SIZE', 'normal')")
+    with pytest.raises(JobError, match="size is 'tiny'; it must be normal or small"):
+        batch.run_lessons([write_notebook(tmp_path / "00_own.ipynb", lesson)], tmp_path / "build", {}, False)
 
 
 def scaled():
@@ -112,9 +219,9 @@ def test_a_scale_model_is_measured_unless_asked_otherwise(
 ):
     monkeypatch.setenv("WORKSHOP_SIZE", size)
     notebook = write_notebook(tmp_path / "00_none.ipynb")
-    assert batch.run_lessons([notebook], tmp_path, [], with_scale_model) == 0
+    assert batch.run_lessons([notebook], tmp_path / "build", {}, with_scale_model) == 0
     assert asked == counts
-    assert ("emulated device" in (tmp_path / "report.html").read_text()) == with_scale_model
+    assert ("emulated device" in (tmp_path / "build" / "report.html").read_text()) == with_scale_model
 
 
 def test_a_scale_model_that_cannot_be_measured_is_a_failure_beside_the_report(monkeypatch, tmp_path, capsys):
@@ -122,6 +229,7 @@ def test_a_scale_model_that_cannot_be_measured_is_a_failure_beside_the_report(mo
         raise JobError("16 workers keep 30% of this machine busy")
 
     monkeypatch.setattr(batch.scale_model, "headline", headline)
-    assert batch.run_lessons([write_notebook(tmp_path / "00_none.ipynb")], tmp_path, [], True) == 1
+    notebook = write_notebook(tmp_path / "00_none.ipynb")
+    assert batch.run_lessons([notebook], tmp_path / "build", {}, with_scale_model=True) == 1
     assert "16 workers keep 30% of this machine busy" in capsys.readouterr().out
-    assert "00_none" in (tmp_path / "report.html").read_text()
+    assert "00_none" in (tmp_path / "build" / "report.html").read_text()

@@ -222,7 +222,8 @@ def run(
     """Execute notebooks in order and write one HTML report; the exit code says whether all succeeded."""
     from workshop_utils.lessons import batch
 
-    raise typer.Exit(batch.run_lessons(notebooks or [], output, parameter or [], scale_model))
+    parameters = named_values(parameter, "workers=4", "--parameter")
+    raise typer.Exit(batch.run_lessons(notebooks or [], output, parameters, scale_model))
 
 
 @app.command()

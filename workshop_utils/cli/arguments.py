@@ -33,7 +33,7 @@ class WithWords(TyperCommand):
             raise
 
 
-def named_values(pairs: Sequence[str] | None, example: str) -> dict[str, str]:
+def named_values(pairs: Sequence[str] | None, example: str, option: str = "--argument") -> dict[str, str]:
     """The values of `pairs` such as `example`, by name. Raises JobError for another form, or a name given twice."""
     from workshop_utils.jobs import JobError  # here, as in all commands: it takes time to import
 
@@ -41,9 +41,9 @@ def named_values(pairs: Sequence[str] | None, example: str) -> dict[str, str]:
     for pair in pairs or ():
         name, equals, value = pair.partition("=")
         if not (name and equals):
-            raise JobError(f"--argument is {pair!r}; it must be NAME=VALUE, such as {example}")
+            raise JobError(f"{option} is {pair!r}; it must be NAME=VALUE, such as {example}")
         if name in values:
-            raise JobError(f"--argument {name} is given twice, as {values[name]} and {value}; give it once")
+            raise JobError(f"{option} {name} is given twice, as {values[name]} and {value}; give it once")
         values[name] = value
     return values
 

@@ -3,17 +3,24 @@
 from __future__ import annotations
 
 import ast
-import logging
+import contextlib
+import difflib
+import json
+import math
 import os
+import re
+import symtable
 import time
 import warnings
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import nbformat
 import papermill
-import yaml
+from IPython.core.inputtransformer2 import TransformerManager
+from papermill.cli import _resolve_type
 from papermill.exceptions import PapermillExecutionError
 from tqdm import tqdm
 
@@ -23,8 +30,8 @@ from workshop_utils.scaling import experiment, scale_model
 
 CELL_TIMEOUT_SECONDS = 600
 BAR = "{desc} {n}/{total} |{bar:30}| {elapsed}"
-# It warns about each line of parameters with two equals signs.
-logging.getLogger("papermill").setLevel(logging.ERROR)
+TAGS = {"parameters", "injected-parameters"}  # the second is papermill's, in a notebook that it has executed
+ALIKE = {bool}, {int, float}, {list, tuple, set}, {dict}  # types of defaults and of what may replace them
 
 
 @dataclass(frozen=True)
@@ -40,7 +47,7 @@ class Lesson:
 def run_lessons(
     notebooks: Sequence[Path],
     output: Path,
-    parameters: Sequence[str],
+    parameters: Mapping[str, str],
     with_scale_model: bool,
 ) -> int:
     """Execute `notebooks` (all of `notebooks/` if empty) into `output` and write `report.html` there.
@@ -48,39 +55,38 @@ def run_lessons(
     Args:
         notebooks: paths.
         output: a folder.
-        parameters: NAME=VALUE; each notebook gets those that its parameters cell has.
+        parameters: texts by name; each notebook gets those that its parameters cell has.
         with_scale_model: whether to measure how training scales on a scale model of a cluster.
 
     Returns:
         The exit code: 0 if every notebook and the scale model succeeded, otherwise 1.
 
     Raises:
-        JobError: for a notebook that does not exist, or a parameter that no notebook has.
+        JobError: for a notebook that does not exist, or a parameter that no notebook has or that one can't take.
     """
     paths = selection.notebook_paths(notebooks)
-    values = parsed(parameters)
-    accepted = {path: parameters_of(selection.read_notebook(path)) for path in paths}
-    names = sorted(set().union(*accepted.values()))
-    for name in values:  # papermill accepts any, so a misspelt one would have no effect
-        if name not in names:
-            raise JobError(f"parameter {name!r} is in none of the notebooks; they have {', '.join(names)}")
-    workers = values.get("workers", 1)
-    if not isinstance(workers, int) or workers < 1:
-        raise JobError(f"parameter 'workers' is {workers!r}; it must be a whole number of at least 1")
+    contents = {path: selection.read_notebook(path) for path in paths}
+    size = parameters.get("size", os.environ.get("WORKSHOP_SIZE", "normal"))
+    workers = parameters.get("workers", "1")
+    if any("WORKSHOP_SIZE" in str(each) for each in contents.values()):  # lessons
+        if size not in ("normal", "small"):
+            raise JobError(f"size is {size!r}; it must be normal or small")
+        if not workers.isdecimal() or int(workers) < 1:
+            raise JobError(f"parameter 'workers' is {workers!r}; it must be a whole number of at least 1")
+    values = values_of(contents, parameters) if parameters else {}
     output.mkdir(parents=True, exist_ok=True)
     executed = []
     bar = tqdm(paths, bar_format=BAR)
     for notebook in bar:
         bar.set_description(notebook.stem)
-        own = {name: value for name, value in values.items() if name in accepted[notebook]}
-        lesson = execute(notebook, output / notebook.name, own)
+        lesson = execute(notebook, output / notebook.name, values.get(notebook, {}))
         mark = "FAILED" if lesson.error else "ok"
         bar.write(f"  {notebook.stem:<40} {mark:<7} {lesson.seconds:6.1f} s")
         executed.append(lesson)
     scaled = None
     failures = []
     if with_scale_model:
-        counts = (1, 2, 4) if os.environ.get("WORKSHOP_SIZE") == "small" else (1, 2, 4, 8, 16)
+        counts = (1, 2, 4) if size == "small" else (1, 2, 4, 8, 16)
         try:
             scaled = scale_model.headline(experiment.Store.default(), counts)
         except JobError as error:
@@ -95,43 +101,109 @@ def run_lessons(
     return 1 if failures else 0
 
 
-def parsed(parameters: Sequence[str]) -> dict[str, Any]:
-    """NAME=VALUE pairs as a dict of values, read as YAML so that 4 is a number. Raises JobError for another form."""
-    values = {}
-    for pair in parameters:
-        name, equals, text = pair.partition("=")
-        if not (name.isidentifier() and equals):
-            raise JobError(f"parameter is {pair!r}; it must be NAME=VALUE, such as workers=4")
-        try:
-            values[name] = yaml.safe_load(text)
-        except yaml.YAMLError:
-            raise JobError(f"parameter {name!r} is {text!r}; it is not a value that YAML can read") from None
+def values_of(notebooks: Mapping[Path, Any], texts: Mapping[str, str]) -> dict[Path, dict[str, str]]:
+    """What each notebook takes of `texts`, as Python; prints it. Raises JobError for a name or a value."""
+    defaults = {path: defaults_of(path, notebook) for path, notebook in notebooks.items()}
+    names = sorted(set().union(*defaults.values()))
+    values: dict[Path, dict[str, str]] = {path: {} for path in notebooks}
+    for name, text in texts.items():
+        if name not in names:  # papermill accepts any, so a misspelt one would have no effect
+            close = difflib.get_close_matches(name, names, n=1)
+            known = f"they have {', '.join(names) or 'no cell with the tag parameters'}"
+            advice = f"did you mean {close[0]}?" if close else known
+            raise JobError(f"parameter {name!r} is in none of the notebooks; {advice}")
+        takers: dict[str, list[str]] = {}
+        for path in notebooks:
+            if name in defaults[path]:
+                values[path][name] = value = converted(name, text, defaults[path][name], path)
+                takers.setdefault(value, []).append(path.stem)
+        for value, stems in takers.items():
+            where = ", ".join(stems) if len(stems) < len(notebooks) else "all notebooks"
+            print(f"{name} = {value} in {where}")
     return values
 
 
-def parameters_of(notebook: Any) -> set[str]:
-    """The names that the cell tagged `parameters` assigns.
+def converted(name: str, text: str, default: Any, path: Path) -> str:
+    """What papermill makes of `text`, or the list or mapping in it, as Python. Raises JobError for a wrong type."""
+    value = _resolve_type(text)
+    if isinstance(default, str) and isinstance(value, int | float) and not isinstance(value, bool):
+        value = text  # such as 007 or 1.10
+    elif not isinstance(default, str) and text.startswith(("[", "(", "{")):
+        for read in (json.loads, ast.literal_eval):
+            with contextlib.suppress(ValueError, SyntaxError):
+                value = read(text)
+    alike = next((types for types in ALIKE if type(default) in types), None)
+    if alike and value is not None and type(value) not in alike:
+        raise JobError(
+            f"parameter {name!r} is {text!r}; in {path.stem} it must be like its default, {default!r}"
+        )
+    return f"float({text!r})" if isinstance(value, float) and not math.isfinite(value) else repr(value)
+
+
+def defaults_of(path: Path, notebook: Any) -> dict[str, Any]:
+    """The names that cells tagged `parameters` assign, and what they assign, or None where that is no plain value.
 
     papermill's own inspection looks for equals signs, and misses `epochs = 5 if size == "normal" else 2`.
     """
-    return {
-        node.id
-        for cell in notebook.cells
-        if "parameters" in cell.metadata.get("tags", [])
-        for node in ast.walk(ast.parse(cell.source))
-        if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store)
-    }
+    code = "".join(_code(cell.source) for cell in _tagged(notebook))
+    try:
+        names, body = symtable.symtable(code, path.name, "exec").get_symbols(), ast.parse(code).body
+    except SyntaxError as error:
+        line = str(error.text).strip()
+        raise JobError(f"{path}: its parameters have the line {line!r}, no Python: {error.msg}") from None
+    assigned = [each for each in names if each.is_assigned() and not each.is_namespace()]
+    defaults: dict[str, Any] = {each.get_name(): None for each in assigned}
+    for node in body:
+        value: Any = getattr(node, "value", None)
+        value = value.body if isinstance(value, ast.IfExp) else value
+        targets = getattr(node, "targets", [getattr(node, "target", None)])
+        with contextlib.suppress(ValueError, TypeError):
+            parts: Any = [isinstance(value, ast.Compare) or ast.literal_eval(value)]
+            if isinstance(targets[0], ast.Tuple):
+                targets, parts = targets[0].elts, parts[0]
+            pairs = zip(targets, parts, strict=False)
+            defaults |= {each.id: part for each, part in pairs if isinstance(each, ast.Name)}
+    return defaults
 
 
-def execute(notebook: Path, target: Path, parameters: dict[str, Any]) -> Lesson:
-    """Execute one notebook into `target`; a failure is part of the result."""
+def _tagged(notebook: Any) -> list[Any]:
+    cells = [cell for cell in notebook.cells if cell.cell_type == "code"]
+    return [cell for cell in cells if TAGS & {*cell.metadata.get("tags", [])}]
+
+
+def _code(source: str) -> str:
+    """A cell's code, without the magic whose cell it is; other magics are calls."""
+    return TransformerManager().transform_cell(re.sub(r"\A\s*%%.*", "", source))
+
+
+def with_values(source: str, values: Mapping[str, str]) -> str:
+    """A parameters cell in which `values` follow their defaults, so that others are derived from them."""
+    code = _code(source)
+    lines = code.encode().split(b"\n")
+    for node in reversed(ast.parse(code).body):
+        row, column = (node.end_lineno or 1) - 1, node.end_col_offset
+        names = [each for each in ast.walk(node) if isinstance(each, ast.Name)]
+        for name in values.keys() & {each.id for each in names if isinstance(each.ctx, ast.Store)}:
+            line = f"\n{name} = {values[name]}".encode()
+            lines[row] = lines[row][:column] + line + lines[row][column:]
+    last = [f"{name} = {value}" for name, value in values.items() if value[0] in "[{"]  # maybe changed since
+    return "\n".join([*re.findall(r"\A\s*%%.*", source), b"\n".join(lines).decode().strip(), *last])
+
+
+def execute(notebook: Path, target: Path, parameters: Mapping[str, str]) -> Lesson:
+    """Execute one notebook into `target`, with its parameters as Python; a failure is part of the result."""
     error = ""
     start = time.monotonic()
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # papermill's own, about Jupyter
+            parameterized = selection.read_notebook(notebook)
+            for cell in _tagged(parameterized) if parameters else ():
+                cell.source = with_values(cell.source, parameters)
+            nbformat.write(parameterized, str(target))
+            name = str(target.absolute()).replace("{", "{{").replace("}", "}}")  # which papermill fills in
             papermill.execute_notebook(
-                str(notebook), str(target), parameters, cwd=str(notebook.parent), progress_bar=False,
+                name, name, cwd=str(notebook.parent), progress_bar=False,
                 execution_timeout=CELL_TIMEOUT_SECONDS, kernel_name="python3", config=selection.KERNEL,
             )  # fmt: skip
     except PapermillExecutionError as failure:
