@@ -174,6 +174,17 @@ def test_a_misspelt_size_of_the_environment_is_refused(tmp_path, monkeypatch):
         batch.run_lessons([write_notebook(tmp_path / "00_own.ipynb", lesson)], tmp_path / "build", {}, False)
 
 
+def test_no_notebook_is_overwritten(tmp_path):
+    (tmp_path / "other").mkdir()
+    first, second = write_notebook(tmp_path / "a.ipynb"), write_notebook(tmp_path / "other" / "a.ipynb")
+    with pytest.raises(JobError, match=r"where .*a\.ipynb would be overwritten; give another folder"):
+        batch.run_lessons([first], tmp_path / "other" / "..", {}, with_scale_model=False)
+    with pytest.raises(JobError, match=r"is not the only one with a page .*a\.html; rename it"):
+        batch.run_lessons([first, second], tmp_path / "build", {}, with_scale_model=False)
+    with pytest.raises(JobError, match=r"is not the only one with a page .*report\.html; rename it"):
+        batch.run_lessons([write_notebook(tmp_path / "report.ipynb")], tmp_path / "build", {}, False)
+
+
 def scaled():
     """What `ScaleModel.measure` gives of two strategies."""
     rows = [

@@ -66,6 +66,12 @@ def run_lessons(
     """
     paths = selection.notebook_paths(notebooks)
     contents = {path: selection.read_notebook(path) for path in paths}
+    stems = ["report", *(path.stem for path in paths)]
+    for path in paths:
+        if stems.count(path.stem) > 1:
+            raise JobError(f"{path} is not the only one with a page {output / path.stem}.html; rename it")
+        if (output / path.name).resolve() == path.resolve():
+            raise JobError(f"output is {output}, where {path} would be overwritten; give another folder")
     size = parameters.get("size", os.environ.get("WORKSHOP_SIZE", "normal"))
     workers = parameters.get("workers", "1")
     if any("WORKSHOP_SIZE" in str(each) for each in contents.values()):  # lessons
