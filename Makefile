@@ -38,6 +38,8 @@ packages: ## create .venv with what JupyterLab and cells on ranks need
 	$(call set-up,--lab)
 
 run: setup ## execute all lessons into build/, with a report (WORKERS=4 SIZE=small NOTEBOOKS=...)
+	$(foreach each,$(filter $(addsuffix =%,WORKER worker workers SIZES size NOTEBOOK notebook notebooks),$(MAKEOVERRIDES)),\
+	  $(error $(each) has no effect: make run takes WORKERS, SIZE and NOTEBOOKS))
 	$(if $(SIZE),WORKSHOP_SIZE=$(SIZE)) $(BIN)/workshop run $(NOTEBOOKS) --output build \
 	  $(if $(WORKERS),-p workers=$(WORKERS))
 

@@ -40,3 +40,4 @@ def test_make_run_passes_its_parameters_on():
     assert "WORKSHOP_SIZE=small .venv/bin/workshop run a.ipynb --output build" in commands
     assert "-p workers=4" in commands
     assert " -p " not in commands_of("run")
+    assert "workshop run" not in commands_of("run", "size=small")  # make would ignore it
