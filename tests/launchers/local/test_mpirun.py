@@ -3,10 +3,12 @@
 import sys
 
 import pytest
+from conftest import eventually
 
 from workshop_utils.jobs import JobError
+from workshop_utils.launchers.local import Local
 from workshop_utils.launchers.local.environment import mpirun_program
-from workshop_utils.runs import attributed
+from workshop_utils.runs import RunState, attributed
 
 
 @pytest.mark.parametrize(
@@ -33,3 +35,31 @@ def test_mpirun_is_this_environment_s_or_else_the_system_s(tmp_path, monkeypatch
         folder.mkdir()
         (folder / "mpirun").touch(mode=0o755)
         assert mpirun_program("strategy is 'mpi'") == str(folder / "mpirun")
+
+
+@pytest.mark.processes
+@pytest.mark.usefixtures("nothing_is_left")
+def test_an_mpirun_that_outlives_its_ranks_is_ended_with_a_sentence_and_no_other(
+    make_job, tmp_path, monkeypatch
+):
+    job = make_job("", strategy="mpi", workers=1)
+
+    def launched(name, script):
+        program = tmp_path / name / "bin" / "mpirun"
+        program.parent.mkdir(parents=True)
+        program.write_text(f"#!/bin/sh\n{script}\n")
+        program.chmod(0o755)
+        monkeypatch.setattr(sys, "prefix", str(tmp_path / name))
+        return Local().launch(job)
+
+    forgetful = "echo '[1,0]<stdout>: done'; sleep 3; exec sleep 1000"  # its one child is the rank
+    with (
+        launched("silent rank", "sleep 1000") as silent,
+        launched("no rank yet", "exec sleep 1000") as slow,
+        launched("no rank left", forgetful) as hanging,
+    ):
+        assert eventually(lambda: hanging.state is RunState.FAILED)
+        assert (silent.state, slow.state) == (RunState.RUNNING, RunState.RUNNING)
+    ended = "mpirun had not ended 5 s after its last rank, and was stopped; whether its ranks succeeded is not known"
+    assert hanging.reason.startswith(f"{job.name} failed: {ended}. Its last lines:\n  ")
+    assert "done" in hanging.reason

@@ -272,7 +272,8 @@ class ProcessRun(Run):
         if event["outcome"] == "timeout":
             return RunState.FAILED, self._timed_out()
         if event.get("reason") is not None:
-            return RunState.FAILED, f"{self.name} could not be started: {event['reason']}"
+            explained = output.explained(self, [event["name"], *self.workers]) if self.process_ids else ""
+            return RunState.FAILED, f"{self.name} {event['reason']}. {explained}".removesuffix(". ")
         if event["code"] is None:
             watch = "the process that watches over it was killed; its workers were ended with it"
             return RunState.FAILED, f"{self.name} failed: {watch}"

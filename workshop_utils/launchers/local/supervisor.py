@@ -15,6 +15,7 @@ It reads one JSON line (the specification, see `run.ProcessGroup`), perhaps orde
                                             and sends SIGUSR2 when it has them
     {"event": "read", "folder": ...}    where asked for: all have ended, and the folder stays until the owner answers
     {"event": "ended", "outcome": "succeeded" | "failed" | "stopped" | "timeout", "name": ..., "code": ...}
+                                            with a "reason" where a process did not end by itself, or could not start
 
 Three things make sure that nothing is left behind. The owner's end of the specification's pipe closes when the
 owner dies, however it dies, and the supervisor then ends everything. The supervisor is a "subreaper" (prctl(2)):
@@ -54,6 +55,8 @@ PR_SET_CHILD_SUBREAPER = 36
 GRACE_SECONDS = 2.0  # between SIGTERM and SIGKILL; a failed run must be gone within five seconds
 DEATH_SECONDS = 0.2  # for a process that was killed to be gone
 STACK_SECONDS = 10.0  # at most, for the owner to ask for stacks
+# Open MPI may wait for ever when its ranks have ended; it is found so at several looks before it is ended.
+LOOK_SECONDS, LOOKS = 1.0, 5
 LINE_LIMIT = 1 << 20  # a longer line is reported in parts
 
 # The folder of this program was on the path for the import above; what a warm server imports is not to see it.
@@ -80,6 +83,8 @@ class Supervisor:
         ] = {}  # by descriptor: the process's name, and "stdout" or "stderr"
         self._unended: dict[int, bytes] = {}  # what has come of each one's next line
         self._required: set[str] = set()
+        self._mpirun = 0  # its process id, once it has been started
+        self._had_ranks = self._is_quiet = False
         self._owner: int | None = None  # a descriptor that is readable once the owner has died
         self._deadline = 0.0
         self._orders = b""  # what has come of the next one
@@ -120,7 +125,8 @@ class Supervisor:
                 if script is not None:
                     return script
         except OSError as error:
-            ended = {"outcome": "failed", "name": "supervisor", "code": None, "reason": str(error)}
+            ended = {"outcome": "failed", "name": "supervisor", "code": None}
+            ended["reason"] = f"could not be started: {error}"
         else:
             self._deadline = time.monotonic() + specification["timeout_seconds"]
             self._obey(b"")  # what came with the specification
@@ -207,6 +213,8 @@ class Supervisor:
             return self._become(process, pipes, prompts)
         signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGTERM})
         self._running[pid] = process["name"]
+        if Path(process["argv"][0]).name == "mpirun":
+            self._mpirun = pid
         if process["required"]:
             self._required.add(process["name"])
         for stream, (reader, writer) in pipes.items():
@@ -288,6 +296,7 @@ class Supervisor:
 
     def _watch(self) -> dict[str, Any]:
         """Report until the run is decided: how it ended, and who decided it."""
+        alone = 0  # looks in a row that found mpirun without ranks
         while self._required:
             if self._told_to_stop:
                 return {"outcome": "stopped"}
@@ -300,12 +309,27 @@ class Supervisor:
                 until = time.monotonic() + STACK_SECONDS
                 self._pump_until(until, lambda: self._has_stacks or self._told_to_stop)
                 return {"outcome": "timeout"}
-            for name, code in self._pump(min(remaining, 60)):  # a year is too long for a selector
+            longest = LOOK_SECONDS if self._mpirun else 60  # a year is too long for a selector
+            for name, code in self._pump(min(remaining, longest)):
                 self._required.discard(name)
                 if code != 0:
                     name, code = self._first_cause(name, code)
                     return {"outcome": "failed", "name": name, "code": code}
+            alone = alone + 1 if self._is_mpirun_alone() else 0
+            if alone == LOOKS:
+                late = f"mpirun had not ended {LOOKS * LOOK_SECONDS:g} s after its last rank, and was stopped"
+                reason = f"failed: {late}; whether its ranks succeeded is not known"
+                return {"outcome": "failed", "name": "mpirun", "code": None, "reason": reason}
         return {"outcome": "succeeded"}
+
+    def _is_mpirun_alone(self) -> bool:
+        """Whether mpirun sleeps, has told nothing since the last look, and has started ranks that have all ended."""
+        if self._mpirun not in self._running or (self._had_ranks and not self._is_quiet):
+            return False
+        alive = _descendants()
+        self._had_ranks |= len(alive) > 1
+        state = Path(f"/proc/{self._mpirun}/stat").read_text().rpartition(") ")[2][0]
+        return self._had_ranks and self._is_quiet and alive == [self._mpirun] and state == "S"
 
     def _first_cause(self, name: str, code: int) -> tuple[str, int]:
         """Who failed first: peers of a killed process may fail, by its closed connections, before its end is known.
@@ -323,6 +347,7 @@ class Supervisor:
     def _pump(self, seconds: float) -> list[tuple[str, int]]:
         """Wait at most `seconds` for news, report it, and return who ended and how, signals first."""
         ready = [key.fd for key, _ in self._selector.select(max(seconds, 0))]
+        self._is_quiet = not ready
         for descriptor in ready:
             if descriptor in self._streams:
                 self._report_lines(descriptor)
