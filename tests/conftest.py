@@ -10,6 +10,7 @@ import re
 import shutil
 import signal
 import struct
+import subprocess
 import sys
 import tempfile
 import textwrap
@@ -321,6 +322,21 @@ def dead_proxy(monkeypatch):
     """Every program is told to use a proxy that is not there."""
     for name, address in PROXIES.items():
         monkeypatch.setenv(name, address)
+
+
+def on_another_machine(prepare: str, script: str, **environment: str) -> str:
+    """What the Python `script` prints where the shell commands `prepare` have changed mounts and the host's name."""
+    command = ["unshare", "--mount", "--uts", "--map-root-user", "sh", "-c"]
+    trial = 'mount -t tmpfs none /mnt && hostname another && exec "$@"'
+    try:
+        subprocess.run([*command, trial, "sh", "true"], check=True, capture_output=True)
+    except (OSError, subprocess.CalledProcessError):
+        pytest.skip("nobody may make namespaces here")
+    program = ["sh", sys.executable, "-c", script]
+    changed = [*command, f'{prepare} && exec "$@"', *program]
+    done = subprocess.run(changed, capture_output=True, text=True, env={**os.environ, **environment})
+    assert done.returncode == 0, done.stderr
+    return done.stdout
 
 
 @pytest.fixture

@@ -4,7 +4,7 @@ import subprocess
 import sys
 
 import pytest
-from conftest import eventually
+from conftest import eventually, on_another_machine
 
 from workshop_utils.launchers.local.environment import PROGRAMS
 from workshop_utils.network.ports import PortReservation
@@ -52,3 +52,15 @@ def test_it_is_reached_through_loopback_alone(port):
     listening = [line.split() for line in open("/proc/net/tcp").readlines()[1:]]  # noqa: SIM115, PTH123
     addresses = {words[1] for words in listening if words[1].endswith(f":{port:04X}") and words[3] == "0A"}
     assert addresses == {f"0100007F:{port:04X}"}
+
+
+def test_ranks_meet_where_the_host_s_name_has_no_address():
+    script = """
+from workshop_utils import on_ranks
+def program(hvd):
+    import socket, torch
+    return hvd.allreduce(torch.ones(1), op=hvd.Sum).item(), socket.gethostname()
+print(on_ranks(2, program, framework="horovod", timeout="2min").values)
+"""
+    nowhere = "hostname another && for file in hosts resolv.conf; do mount --bind /dev/null /etc/$file; done"
+    assert on_another_machine(nowhere, script) == "[(2.0, '127.0.0.1'), (2.0, '127.0.0.1')]\n"

@@ -239,6 +239,13 @@ def test_what_this_machine_cannot_give_is_refused_by_name(make_job, monkeypatch)
         Local().render(job.replace(resources={"memory": "3Gi"}))
     with pytest.raises(JobError, match="image is 'mine:1'; processes of this machine run in no container"):
         Local().render(job.replace(image="mine:1"))
+    # A name with an address that is another machine's (192.0.2.0/24 is nobody's), where hosts cannot be renamed.
+    monkeypatch.setattr(environment.socket, "gethostname", lambda: "192.0.2.7")
+    monkeypatch.setattr(environment.network, "availability", lambda: "none")
+    with pytest.raises(
+        JobError, match=r"Horovod meets at .* name, '192.0.2.7', .*`127.0.0.1 192.0.2.7` to /etc/hosts"
+    ):
+        Local().render(job.replace(strategy="horovod"))
 
 
 @pytest.mark.parametrize(

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
 import shutil
+import socket
 import sys
 import tempfile
 import uuid
@@ -16,7 +18,7 @@ from pathlib import Path
 
 import psutil
 
-from workshop_utils import optional
+from workshop_utils import network, optional
 from workshop_utils.jobs import JobError, TrainingJob
 from workshop_utils.jobs.imports import imported, packages
 from workshop_utils.setup import machine
@@ -196,6 +198,28 @@ def refuse_gpus(job: TrainingJob, processes: str) -> None:
             f"resources.gpu is {job.resources.gpu}; {processes} get no GPU: set it to 0 (--gpus 0), or launch the job "
             "with --on local"
         )
+
+
+def host_name(job: TrainingJob) -> str:
+    """What the host of each process of `job` is called; "" if it keeps its name.
+
+    Horovod meets at the address of its host's name, whatever interface it was told to use.
+
+    Raises:
+        JobError: if that has no address here, and hosts cannot have names of their own.
+    """
+    if FRAMEWORK_OF.get(job.strategy) != "horovod":
+        return ""
+    name = socket.gethostname()
+    with contextlib.suppress(OSError, UnicodeError), socket.socket() as probe:
+        probe.bind((name, 0))
+        return ""
+    if network.availability() == "none":
+        raise JobError(
+            f"strategy is {job.strategy!r}; Horovod meets at this host's name, {name!r}, which is no address of this "
+            f"machine: add the line `127.0.0.1 {name}` to /etc/hosts"
+        )
+    return "127.0.0.1"
 
 
 def mpirun_program(reason: str) -> str:

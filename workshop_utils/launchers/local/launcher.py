@@ -20,6 +20,7 @@ from workshop_utils.launchers.local.environment import (
     await_packages,
     check_request,
     deal_gpus,
+    host_name,
     inherited_variables,
     keras_doubt,
     mpirun_program,
@@ -163,6 +164,7 @@ class Local:
             {**gpus.get(spec.name, {}), **shared, **links.variables, **spec.environment} for spec in starting
         )
         common, folder = inherited_variables(), str(job.folder.absolute())
+        host = "" if links.cables else host_name(job)
         processes = tuple(
             Process(
                 spec.name,
@@ -171,6 +173,7 @@ class Local:
                 folder,
                 spec.required,
                 links.cables.get(spec.name),
+                host,
             )
             for spec, variables in zip(starting, added, strict=True)
         )

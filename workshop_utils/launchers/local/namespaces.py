@@ -31,10 +31,24 @@ def leave_host(name: str) -> None:
     socket.sethostname(name)
 
 
+def name_host(name: str) -> None:
+    """Give this process's host a name of its own, and leave its network as it is."""
+    try:
+        _unshare(CLONE_NEWUTS)
+    except PermissionError:
+        _unshare_as_user(CLONE_NEWUTS)
+    socket.sethostname(name)
+
+
 def leave_network_as_user() -> None:
-    """The same for a user without privileges, who becomes root of a user namespace that holds the network."""
+    """`leave_network` for a user without privileges."""
+    _unshare_as_user(CLONE_NEWNET)
+
+
+def _unshare_as_user(flags: int) -> None:
+    """Become root of a user namespace that holds the new ones."""
     user, group = os.geteuid(), os.getegid()
-    _unshare(CLONE_NEWUSER | CLONE_NEWNET)
+    _unshare(CLONE_NEWUSER | flags)
     Path("/proc/self/setgroups").write_text("deny")  # without it the kernel refuses the group's mapping
     Path("/proc/self/uid_map").write_text(f"0 {user} 1")
     Path("/proc/self/gid_map").write_text(f"0 {group} 1")

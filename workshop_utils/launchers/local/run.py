@@ -42,7 +42,7 @@ Event = dict[str, Any]
 
 @dataclass(frozen=True)
 class Process:
-    """One process to start: its command, its whole environment, its working folder.
+    """One process to start: its command, its whole environment, its working folder, a name for its host.
 
     The group has succeeded when every `required` process has ended with 0; it has failed when any has not. Those that
     are not required are then ended.
@@ -54,6 +54,7 @@ class Process:
     folder: str
     required: bool = True
     network: Cable | None = None
+    host: str = ""
 
 
 class ProcessGroup:

@@ -282,6 +282,8 @@ class Supervisor:
             os.close(descriptor)
         argv, environment = process["argv"], process["environment"]
         try:
+            if process["host"]:
+                namespaces.name_host(process["host"])
             os.chdir(process["folder"])
             # Other programs, and Python with options or without a script, are executed even where others are forked.
             if not self._fork or argv[0] != sys.executable or not os.access(argv[1], os.R_OK):
