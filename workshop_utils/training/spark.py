@@ -18,6 +18,7 @@ import functools
 import os
 import secrets
 import shutil
+import socket
 import sys
 import tempfile
 from importlib.util import find_spec
@@ -47,6 +48,12 @@ logger.gateway.level = off
 def session() -> SparkSession:
     """The session of this process, whose driver is this process. Stop it when done."""
     optional.require("spark")
+    try:
+        socket.gethostbyname("localhost")  # which PySpark has in its source
+    except OSError:
+        raise optional.MissingPackage(
+            "Spark needs the host name localhost: add the line `127.0.0.1 localhost` to /etc/hosts"
+        ) from None
     from pyspark import SparkContext  # here, since few lessons need it
     from pyspark.sql import SparkSession
 
