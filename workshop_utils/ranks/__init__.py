@@ -185,7 +185,8 @@ class RankGroup:
         )
         own = {*TWINS, GROUPS[framework], "rank", "size"} if cell else ()
         cargo = packing.gathered(program, arguments, names, own)
-        call = packing.packed(program, arguments, *self._held.update(cargo, rebound))
+        missing = self._held.missing(cargo, rebound)
+        call = packing.packed(program, arguments, *missing)
         request = packing.request(call, framework, cell)
         try:
             run = self._run
@@ -193,8 +194,9 @@ class RankGroup:
                 run = self._start(job, call, request, stays)
             else:
                 run.prompt(request, job.timeout_seconds)
+            self._held.note_sent(cargo, *missing)
             results, bound = _results(run, began, cell is not None)
-            self._held.note(bound)
+            self._held.note_bound(bound)
         except KeyboardInterrupt as error:
             ended = self._run  # an interrupt may come before `run` is known
             self.stop()
@@ -262,12 +264,11 @@ class _Held:
         self._bound: set[str] = set()  # those that a rank has bound since
         self._attributes: dict[str, dict[str, bytes]] = {}
 
-    def update(
+    def missing(
         self, cargo: packing.Cargo, rebound: Collection[str]
     ) -> tuple[dict[str, Any], dict[str, dict[str, bytes]]]:
         """Variables, and attributes of modules, that are to be sent; a line names what the ranks had already."""
-        again, kept = [], []
-        variables = {}
+        variables, again, kept = {}, [], []
         for name, value in cargo.variables.items():
             is_new = name not in self._values
             if is_new or self._values[name] is not value or name in self._bound.intersection(rebound):
@@ -281,20 +282,23 @@ class _Held:
             print(
                 f"Changed here, but not on the ranks, until the notebook assigns it again: {', '.join(kept)}"
             )
-        self._values |= variables
-        self._digests |= cargo.digests
-        self._bound -= variables.keys()
-        attributes = packing.attributes_of(cargo.modules)
-        changed = {
-            module: {
-                name: each for name, each in new.items() if self._attributes.get(module, {}).get(name) != each
-            }
-            for module, new in attributes.items()
-        }
-        self._attributes |= attributes
-        return variables, changed
+        attributes = {}
+        for module, pickles in packing.attributes_of(cargo.modules).items():
+            before = self._attributes.get(module, {})
+            attributes[module] = {name: each for name, each in pickles.items() if before.get(name) != each}
+        return variables, attributes
 
-    def note(self, bound: Collection[str]) -> None:
+    def note_sent(
+        self, cargo: packing.Cargo, variables: Mapping[str, Any], attributes: Mapping[str, dict[str, bytes]]
+    ) -> None:
+        """Note what the ranks have got."""
+        self._values |= variables
+        self._digests |= {name: cargo.digests[name] for name in variables}
+        self._bound -= variables.keys()
+        for module, pickles in attributes.items():
+            self._attributes.setdefault(module, {}).update(pickles)
+
+    def note_bound(self, bound: Collection[str]) -> None:
         """Note the names that ranks have bound: their values count until the notebook binds them."""
         main = vars(sys.modules["__main__"])
         self._values |= {name: main.get(name, self) for name in bound}
