@@ -3,7 +3,6 @@
 import time
 
 import numpy as np
-import pytest
 
 from workshop_utils.comm.activity import Activity
 from workshop_utils.comm.ring import ring_all_reduce
@@ -12,25 +11,26 @@ LATE_SECONDS = 0.5
 
 
 def one_comes_late(communicator):
-    """What each rank did from when both were there, and how long that was; rank 1 computes for longer."""
+    """What each rank did from when both were there, and how long that was, at least and at most; rank 1 comes late."""
     communicator.barrier()
+    before = time.perf_counter()
     clock, start = Activity(communicator), time.perf_counter()
     if communicator.rank == 1:
         time.sleep(LATE_SECONDS)
     clock.communicates()
     ring_all_reduce(communicator, np.ones(100_000, np.float32))
     clock.computes()
-    spent = clock.seconds()
-    return spent, time.perf_counter() - start
+    least = time.perf_counter() - start
+    return clock.seconds(), least, time.perf_counter() - before
 
 
 def test_who_is_early_waits_for_who_is_late_and_the_parts_are_the_whole(ranks):
-    (early, whole), (late, _) = ranks.run(2, one_comes_late)
+    (early, *whole), (late, *_) = ranks.run(2, one_comes_late)
     assert early["wait_seconds"] > 0.5 * LATE_SECONDS
     assert early["send_seconds"] < early["wait_seconds"]
     assert late["compute_seconds"] >= LATE_SECONDS
     assert min(*early.values(), *late.values()) >= 0
-    assert sum(early.values()) == pytest.approx(whole, abs=0.1)
+    assert whole[0] <= sum(early.values()) <= whole[1]
 
 
 def first_message(communicator):

@@ -22,7 +22,7 @@ from workshop_utils.comm.ring import ring_all_reduce
 from workshop_utils.comm.shape import Shape
 from workshop_utils.network.ports import PortReservation
 
-TIMEOUT_SECONDS = 20.0  # of the runs in which a rank dies: the others must not need it
+TIMEOUT_SECONDS = 120.0  # of the runs in which a rank dies: the others must not need it
 
 
 @pytest.fixture
@@ -61,11 +61,11 @@ def run_to_the_bitter_end(size, port, program, *args):
         process.start()
     try:
         sentinels = {process.sentinel: rank for rank, process in enumerate(processes)}
-        multiprocessing.connection.wait(sentinels, timeout=60)
+        multiprocessing.connection.wait(sentinels, timeout=TIMEOUT_SECONDS)
         died = time.monotonic()
         outcomes = {}
         for _ in range(size - 1):
-            rank, error, when = answers.get(timeout=60)
+            rank, error, when = answers.get(timeout=TIMEOUT_SECONDS)
             outcomes[rank] = (error, when - died)
         return outcomes
     finally:

@@ -470,7 +470,7 @@ def test_much_output_and_a_large_value_come_back_whole():
 def test_what_a_program_leaves_running_ends_with_it(start):
     began = time.monotonic()
     assert on_ranks(2, lambda communicator: start() or communicator.rank).values == [0, 1]
-    assert time.monotonic() - began < 20
+    assert time.monotonic() - began < 300  # half of what it would sleep
 
 
 # Interrupts and kills of the process that calls

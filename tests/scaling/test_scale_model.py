@@ -2,6 +2,7 @@
 
 import math
 from itertools import accumulate
+from types import SimpleNamespace
 
 import pytest
 from typer.testing import CliRunner
@@ -218,6 +219,13 @@ def test_what_was_measured_is_scaled_back_kept_and_not_run_again(runs, tmp_path)
     assert len(runs) == 2
 
 
+def test_what_this_machine_forwards_is_measured_once(tmp_path, monkeypatch):
+    seconds = iter([[0.25, 0.5]])
+    monkeypatch.setattr(scale_model, "on_ranks", lambda *_, **__: SimpleNamespace(values=next(seconds)))
+    for _ in range(2):
+        assert scale_model.forwarded_bytes_per_second(Store(tmp_path)) == 4 * scale_model.FORWARDED_NBYTES
+
+
 @pytest.mark.processes
 def test_a_run_that_keeps_the_host_busy_is_stretched_and_measured_again(runs, tmp_path):
     runs.outcomes = [{"host_share": 0.2, "remark": "busy"}, {}]
@@ -278,10 +286,8 @@ def test_real_steps_take_what_the_closed_form_says(
 ):
     for share in ("MOST_HOST_SHARE", "MOST_LATE_SHARE"):  # so that a busy machine repeats nothing
         monkeypatch.setattr(devices, share, math.inf)
-    model, store = ScaleModel.of("p100-25g", name, strategy), Store(tmp_path)
-    table = model.measure(workers, store)
+    model = ScaleModel.of("p100-25g", name, strategy)
+    table = model.measure(workers, Store(tmp_path))
     (emulation,) = (model.emulation(count, 1e9) for count in workers)
     ratio = table["step_seconds"][0] * emulation.stretch / emulation.expected_seconds
     assert 0.94 < ratio < 1.5  # never sooner; on a busy machine later
-    monkeypatch.setattr(scale_model, "on_ranks", None)  # how much this machine forwards is kept, too
-    assert model.measure(workers, store).equals(table)

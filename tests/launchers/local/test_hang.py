@@ -26,7 +26,7 @@ def reason(make_job, *script, workers=3, strategy="torch_ddp"):
     job = make_job(SAY, *script, strategy=strategy, workers=workers, timeout="8s")
     run = Local().launch(job)
     message = failure_of(run)
-    assert 1.5 < run.seconds < 15
+    assert run.seconds >= 8
     prefix = f"{job.name} did not end within its timeout of 8 s. "
     assert message.startswith(prefix)
     message, _, logs = message.removeprefix(prefix).partition("\nThe whole logs are in ")
