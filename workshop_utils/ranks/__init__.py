@@ -10,7 +10,7 @@
     results[0].bytes_sent
 
 In a notebook, after `%load_ext workshop_utils`, `%%ranks 4` at the top of a cell runs the cell itself on every rank
-(`cell`).
+(`cell`). `rank_group(4)` has ranks that stay from call to call, as `%%ranks 4 --keep` does.
 """
 
 from __future__ import annotations
