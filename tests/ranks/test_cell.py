@@ -302,6 +302,14 @@ def test_ranks_that_stay_keep_their_names_processes_and_random_states(kept):
     assert values(kept("%%ranks 2 --keep\nlen(own)")) == [3, 3]
 
 
+def test_ranks_that_stay_keep_their_folder_and_variables_of_the_environment(kept, tmp_path, monkeypatch):
+    kept("%%ranks 1 --keep\nimport os, sys\nos.chdir('/')\nsys.path.append('own')\nos.environ['OWN'] = '1'")
+    cell = "%%ranks 1 --keep\nos.getcwd(), sys.path[-1], os.environ['OWN']"
+    assert values(kept(cell)) == [("/", "own", "1")]
+    monkeypatch.chdir(tmp_path)
+    assert values(kept(cell)) == [(str(tmp_path), "own", "1")]
+
+
 def test_what_a_kept_cell_assigns_counts_until_the_notebook_assigns_it(kept):
     kept("rate, other = 1, [1]\ndef rates():\n    return rate, other")
     assert values(kept("%%ranks 2 --keep\nrate = 2\nrates()")) == [(2, [1])] * 2

@@ -19,7 +19,7 @@ import sys
 import time
 import traceback
 import types
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -74,7 +74,7 @@ def main() -> int:
                 if not (name := prompts.readline().decode().strip()):
                     break
                 (folder / f"{here.name}.value").unlink(missing_ok=True)
-                request = _read(folder / name)
+                request = _read(folder / name, request)
     except BaseException:
         return 1
     return 0
@@ -90,11 +90,13 @@ def _prompts() -> Any:
     return prompts
 
 
-def _read(file: Path) -> dict[str, Any]:
-    """A request, and the folder, path and source lines that come with it."""
+def _read(file: Path, before: Mapping[str, Any] = types.MappingProxyType({})) -> dict[str, Any]:
+    """A request, with its source lines, and the folder and path that are not as `before`: a cell may change its own."""
     request: dict[str, Any] = pickle.loads(base64.b64decode(file.read_text()))
-    sys.path[:] = request["path"]
-    os.chdir(request["folder"])
+    if request["path"] != before.get("path"):
+        sys.path[:] = request["path"]
+    if request["folder"] != before.get("folder"):
+        os.chdir(request["folder"])
     for name, text in request["sources"].items():
         linecache.cache[name] = (len(text), None, text.splitlines(keepends=True), name)
     return request
