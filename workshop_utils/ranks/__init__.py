@@ -43,7 +43,7 @@ from workshop_utils.setup.machine import cores
 
 PROGRAM = Path(__file__).with_name("rank.py")
 IDLE_SECONDS = 3600.0  # without a call, after which ranks that stay are ended
-GONE = "The ranks have ended, and what was in them is gone; the next cell starts others."
+GONE = "The ranks have ended, and what was in them is gone: run again what made it."
 
 
 class RanksFailed(RunFailed):
@@ -203,6 +203,8 @@ class RankGroup:
             text = f"KeyboardInterrupt: {ended.reason if ended else ''}\n{GONE if stays else ''}".strip()
             error._render_traceback_ = lambda: [text]  # type: ignore[attr-defined]  # what a notebook shows of it
             raise
+        except JobError:  # before anything began
+            raise
         except BaseException:
             self.stop()
             raise
@@ -319,8 +321,8 @@ class _RanksRun(ProcessRun):
         super().__init__(*arguments)
         self.files: dict[str, bytes] = {}
         self.is_prompted = is_prompted
-        self._folder = folder
-        self._seen = self._prompts = 0
+        self._folder, self._request = folder, folder / "request"
+        self._seen = 0  # of what has arrived
         self._is_called, self._was_idle, self._is_interrupted = True, False, False
         self._codes: dict[str, int] = {}
         self._crashed = set[str]()  # those of whose fatal signal Python has told
@@ -328,10 +330,13 @@ class _RanksRun(ProcessRun):
 
     def prompt(self, request: str, timeout_seconds: float) -> None:
         """Have the ranks, which stay, carry out another request."""
-        self._prompts, self._is_called, self._timeout_seconds = self._prompts + 1, True, timeout_seconds
-        file = self._folder / f"request-{self._prompts}"
-        file.write_text(request)
-        self._group.order(timeout_seconds, file.name)
+        self._request = self._folder / f"request-{self._seen}"
+        try:
+            self._request.write_text(request)
+        except OSError as error:
+            raise JobError(f"the ranks cannot be sent the cell: {self._folder}: {error.strerror}") from None
+        self._is_called, self._timeout_seconds = True, timeout_seconds
+        self._group.order(timeout_seconds, self._request.name)
 
     def answer(self) -> Iterator[LogLine]:
         """The lines that come until the run has ended, or until each rank, if they stay, has answered."""
@@ -346,6 +351,7 @@ class _RanksRun(ProcessRun):
                     break
         if not waiting:
             self._read_files()
+            self._request.unlink()
             self._is_called = False
             self._group.order(IDLE_SECONDS)
 
@@ -459,6 +465,6 @@ class _RanksRun(ProcessRun):
         text = "\n".join([text, *filter(None, waits)])
         text = re.sub(r"\bworker-(\d+)", r"rank \1", text)
         if self._was_idle:
-            return f"no cell came for {IDLE_SECONDS / 3600:g} h"
+            return f"the ranks had nothing to do for {IDLE_SECONDS / 3600:.2g} h."
         late = f"the program did not end within {self._timeout_seconds:g} s"
         return f"{'interrupted' if self._is_interrupted else late}. {text}"
