@@ -16,7 +16,7 @@ import bare
 import numpy as np
 from comparison import Bar, BenchmarkError, Row, rounds
 
-from workshop_utils import on_ranks
+from workshop_utils import on_ranks, rank_group
 from workshop_utils.comm.communicator import Communicator
 from workshop_utils.comm.ring import ring_all_reduce
 from workshop_utils.jobs import StrategyName, TrainingJob
@@ -88,25 +88,33 @@ def warm(quick: bool) -> Iterator[Row]:
 def ranks(quick: bool) -> Iterator[Row]:
     """From a call of `on_ranks` to its result, beside the seconds that it may take."""
 
-    def warm_call() -> None:
-        values = on_ranks(WORKERS, all_reduce_of_1_mb).values
+    def check(values: list[float]) -> None:
         if values != [float(sum(range(WORKERS)))] * WORKERS:
             raise BenchmarkError(f"the ranks returned {values}")
+
+    def warm_call() -> None:
+        check(on_ranks(WORKERS, all_reduce_of_1_mb).values)
+
+    def kept_call() -> None:
+        check(kept.run(all_reduce_of_1_mb).values)
 
     def first_call() -> None:
         bare.run([sys.executable, "-c", FIRST_CALL], {**os.environ})
 
-    warm_call()  # starts the server
-    for subject, call, limit in (
-        (f"on_ranks: all-reduce of 1 MB on {WORKERS} warm ranks, of", warm_call, 0.2),
-        ("on_ranks: a new process's first call, of", first_call, 4.0),
-    ):
-        pairs = []
-        for _ in rounds(1 if quick else 9, seconds=30):
-            started = time.perf_counter()
-            call()
-            pairs.append((time.perf_counter() - started, limit))
-        yield Row(subject, pairs, "s", Bar(high=1))
+    with rank_group(WORKERS) as kept:
+        warm_call()  # starts the server
+        kept_call()  # starts the ranks
+        for subject, call, limit in (
+            (f"on_ranks: all-reduce of 1 MB on {WORKERS} warm ranks, of", warm_call, 0.2),
+            (f"rank_group: the same on {WORKERS} ranks that stay, of", kept_call, 0.1),
+            ("on_ranks: a new process's first call, of", first_call, 4.0),
+        ):
+            pairs = []
+            for _ in rounds(1 if quick else 9, seconds=30):
+                started = time.perf_counter()
+                call()
+                pairs.append((time.perf_counter() - started, limit))
+            yield Row(subject, pairs, "s", Bar(high=1))
 
 
 def all_reduce_of_1_mb(communicator: Communicator) -> float:
