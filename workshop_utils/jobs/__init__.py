@@ -519,7 +519,8 @@ def _sentence(detail: Any, model: type[BaseModel]) -> str:
     if kind == "extra_forbidden":
         return _unknown(where, list(model.model_fields))
     if kind == "missing":
-        return f"{where} is missing"
+        examples = getattr(model.model_fields.get(where), "examples", None)
+        return f"{where} is missing" + (f"; it must be {examples[0]}" if examples else "")
     if isinstance(context.get("error"), JobError):  # the message of a nested description
         return "\n".join(f"{where}.{line}" for line in str(context["error"]).splitlines())
     if kind == "value_error":

@@ -45,7 +45,7 @@ class SageMakerSettings(TargetSettings):
 
     EXAMPLE: ClassVar[str] = "role: arn:aws:iam::..."
 
-    role: str
+    role: str = Field(examples=[ROLE_EXAMPLE])
     instance_type: str = "ml.c5.xlarge"
     image: str | None = Field(default=None, min_length=1)
     region: str | None = None
