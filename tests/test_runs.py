@@ -50,9 +50,11 @@ def test_waiting_for_a_run_that_fails_raises_its_reason():
 @pytest.mark.parametrize("waiting", [Run.wait, lambda run: list(run.logs(follow=True))])
 def test_an_interrupt_while_waiting_or_following_the_log_stops_the_run(waiting):
     run = RunByHand()
-    with pytest.raises(KeyboardInterrupt):
+    with pytest.raises(KeyboardInterrupt) as interrupt:
         interrupted(run, waiting)
     assert (run.state, run.stops) == (RunState.STOPPED, 1)
+    shown = interrupt.value._render_traceback_()  # by a notebook
+    assert shown == ["KeyboardInterrupt: job: stopped, nothing is left running"]
 
 
 def test_following_the_log_gives_every_line_once_as_it_comes_and_ends_with_the_run():

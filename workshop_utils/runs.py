@@ -221,7 +221,7 @@ class Run(ABC):
     def arrivals(self, follow: bool = False, start: int = 0) -> Iterator[LogLine | Record]:
         """Lines of all workers and records of all kinds as they came, from number `start` on; `follow` as in `logs`."""
         position = start
-        try:
+        with stopped_by_interrupts(self):
             while True:
                 with self._changed:
                     if follow and position == len(self._arrived) and self._state is RunState.RUNNING:
@@ -231,9 +231,6 @@ class Run(ABC):
                 yield from fresh
                 if not fresh and not (follow and running):
                     return
-        except KeyboardInterrupt:
-            self.stop()
-            raise
 
     def wait(self, timeout_seconds: float | None = None) -> Self:
         """Return once the run has ended well. An interrupt while waiting stops the run.
@@ -243,16 +240,12 @@ class Run(ABC):
             TimeoutError: if `timeout_seconds` pass first; the run goes on.
         """
         deadline = None if timeout_seconds is None else time.monotonic() + timeout_seconds
-        try:
-            with self._changed:
-                while self._state is RunState.RUNNING:
-                    if deadline is not None and time.monotonic() >= deadline:
-                        raise TimeoutError(f"{self.name} still runs after {timeout_seconds:g} s")
-                    # A short wait, since a long one cannot be interrupted on every platform.
-                    self._changed.wait(timeout=0.5)
-        except KeyboardInterrupt:
-            self.stop()
-            raise
+        with stopped_by_interrupts(self), self._changed:
+            while self._state is RunState.RUNNING:
+                if deadline is not None and time.monotonic() >= deadline:
+                    raise TimeoutError(f"{self.name} still runs after {timeout_seconds:g} s")
+                # A short wait, since a long one cannot be interrupted on every platform.
+                self._changed.wait(timeout=0.5)
         if self._state is RunState.FAILED:
             raise RunFailed(self._reason)
         return self
@@ -272,6 +265,18 @@ class Run(ABC):
 
     def __repr__(self) -> str:
         return f"<Run {self.name}: {self.state}, {self.seconds:.1f} s>"
+
+
+@contextlib.contextmanager
+def stopped_by_interrupts(run: Run) -> Iterator[None]:
+    """Let Ctrl-C in the block stop `run`; a notebook shows that in a sentence, without our frames."""
+    try:
+        yield
+    except KeyboardInterrupt as error:
+        run.stop()
+        text = f"KeyboardInterrupt: {run.name}: {run.state}, nothing is left running"
+        error._render_traceback_ = lambda: [text]  # type: ignore[attr-defined]  # see `jobs.PlainError`
+        raise
 
 
 @contextlib.contextmanager

@@ -107,9 +107,11 @@ def test_an_interrupt_stops_the_run_and_leaves_its_last_picture(run, screen, mon
         raise KeyboardInterrupt
 
     monkeypatch.setattr(Run, "wait", wait)
-    with pytest.raises(KeyboardInterrupt):
+    with pytest.raises(KeyboardInterrupt) as interrupt:
         live.watch(run)
     assert run.state is RunState.STOPPED
+    shown = interrupt.value._render_traceback_()
+    assert shown == ["KeyboardInterrupt: job: stopped, nothing is left running"]
     assert screen.outputs[-1].data["text/plain"].startswith("job: stopped after ")
     assert "loss 2 → 2" in screen.outputs[-1].data["text/plain"]
 

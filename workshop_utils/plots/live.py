@@ -38,7 +38,7 @@ from matplotlib.patches import Patch
 from matplotlib.ticker import MaxNLocator
 
 from workshop_utils.plots import alternative, style
-from workshop_utils.runs import Run, RunState
+from workshop_utils.runs import Run, RunState, stopped_by_interrupts
 
 LEAST_SECONDS = 0.5  # between two pictures
 SHARE = 0.05  # of one core, for all pictures but the first and the last
@@ -190,17 +190,15 @@ def watch(run: Run) -> Run:
     place = DisplayHandle()
     show = place.display
     try:
-        while True:
-            began = time.thread_time()
-            data, metadata = _frame(draw(run))
-            show(data, raw=True, metadata=metadata)
-            spent = time.thread_time() - began
-            show = place.update
-            with contextlib.suppress(TimeoutError):
-                return run.wait(max(LEAST_SECONDS, spent / SHARE - spent) if live else None)
-    except KeyboardInterrupt:
-        run.stop()
-        raise
+        with stopped_by_interrupts(run):
+            while True:
+                began = time.thread_time()
+                data, metadata = _frame(draw(run))
+                show(data, raw=True, metadata=metadata)
+                spent = time.thread_time() - began
+                show = place.update
+                with contextlib.suppress(TimeoutError):
+                    return run.wait(max(LEAST_SECONDS, spent / SHARE - spent) if live else None)
     finally:
         data, metadata = alternative.bundle(draw(run))
         place.update(data, raw=True, metadata=metadata)
