@@ -138,8 +138,11 @@ def test_channels_are_folders_of_one_folder(tmp_path):
     assert sorted(path.name for path in folder.iterdir()) == ["train", "vocab"]
     assert place.load("train", folder / "train").count == 1500
     assert (folder / "vocab" / "words").read_text() == "to be"
-    with pytest.raises(DataError, match=r"data\.test is '.*missing': there is no .*missing; it must be"):
+    with pytest.raises(
+        DataError, match=r"data\.test is '.*missing': there is no .*missing; it must be"
+    ) as error:
         data.prepare_all({"train": "digits", "test": str(tmp_path / "missing")})
+    assert error.value._render_traceback_() == [f"DataError: {error.value}"]  # what a notebook shows of it
 
 
 def test_a_url_is_downloaded_once(folder, server):

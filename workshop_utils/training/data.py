@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING
 
 from workshop_utils import idx
 from workshop_utils.cache import cache_folder
+from workshop_utils.jobs import PlainError
 
 if TYPE_CHECKING:
     import numpy as np
@@ -45,7 +46,7 @@ DIGITS_IN_TRAIN = 1500  # of scikit-learn's 1,797; the other 297 are the test se
 SOURCES = "'digits', 'mnist', a folder, a file, or an http(s) URL of a folder"
 
 
-class DataError(ValueError):
+class DataError(PlainError, ValueError):
     """The field `data` names nothing that can be trained on; the message says what would be right."""
 
     def __init__(self, source: str, reason: str, field: str = "data") -> None:
