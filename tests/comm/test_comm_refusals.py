@@ -35,6 +35,13 @@ def test_numbers_that_cannot_be_are_named(call, message):
         call()
 
 
+@pytest.mark.parametrize("peer", [0, 3, -1])
+def test_a_message_to_a_rank_that_there_is_not_names_those_that_there_are(peer):
+    said = f"^peer is {peer}; rank 0 of 3 can reach others only, of 0 to 2"
+    with pytest.raises(ValueError, match=said):
+        simulate(3, lambda communicator: communicator.rank or communicator.send(peer, np.ones(1)))
+
+
 @pytest.mark.parametrize("run", [simulate, threads.run])
 def test_receiving_from_nobody_or_into_nothing_is_refused_at_once(run):
     with pytest.raises(

@@ -254,9 +254,11 @@ class Communicator(ABC):
     # The bookkeeping of every message.
 
     def _transfer(self, to: int | None, outgoing: Array, source: int | None, incoming: Array) -> None:
+        size = self.size
         for peer in (to, source):
-            if peer is not None and (peer == self.rank or not 0 <= peer < self.size):
-                raise ValueError(f"peer is {peer}; rank {self.rank} of {self.size} can reach others only")
+            if peer is not None and (peer == self.rank or not 0 <= peer < size):
+                others = f"rank {self.rank} of {size} can reach others only, of 0 to {size - 1}"
+                raise ValueError(f"peer is {peer}; {others}")
         if to is None and source is None:
             return
         if to is not None:
