@@ -39,6 +39,17 @@ def test_equal_neighbours_are_folded_into_one():
     assert str(shown).splitlines()[:2] == ["4 ranks, 0.50 s", "ranks 0 to 1 returned: 1"]
 
 
+def test_many_ranks_have_a_column_where_they_differ_and_what_they_share_is_seen_without_scrolling():
+    table = BeautifulSoup(results(*[1] * 63, 2)._repr_html_(), "html.parser")
+    assert [cell.text for cell in table.tr.find_all("th")] == ["", "ranks 0 to 62", "rank 63"]
+    assert rows(results(*[1] * 63, 2))[-1] == ("took", [("0.250 to 0.250 s", 2)])
+    assert "text-align: center" in str(table)
+    shown = results(*range(64))
+    assert rows(shown)[1:] == [("sent", [("1 message, 8 bytes", 64)]), ("took", [("0.250 to 0.250 s", 64)])]
+    assert "text-align: center" not in shown._repr_html_()
+    assert "ranks 0 to 63 took: 0.250 to 0.250 s" in str(shown)
+
+
 def test_what_there_is_not_is_not_shown():
     assert [label for label, _ in rows(results(None, None))] == ["sent", "took"]
     assert rows(results(None, 0))[0] == ("returned", [("None", 1), ("0", 1)])

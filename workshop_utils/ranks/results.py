@@ -16,6 +16,7 @@ from workshop_utils.comm.communicator import Event
 
 MOST_TEXT = 400  # characters of a value, or of a line, that are shown
 MOST_LINES = 10  # of the first, and of the last, that are shown
+MOST_COLUMNS = 16  # that a screen has room for
 
 # It reads only what it shows, and tolerates a `__repr__` that fails.
 _REPR = Repr()
@@ -85,10 +86,14 @@ class Results(Sequence[RankResult]):
         return "\n".join(lines)
 
     def _repr_html_(self) -> str:
-        head = "".join(f'<th style="text-align: center">rank {rank}</th>' for rank in range(len(self)))
+        table = list(self._rows())
+        columns = [ranks for ranks, _ in _folded([*zip(*(texts for _, texts in table), strict=True)])]
+        align = "center" if len(columns) <= MOST_COLUMNS else "left"  # where one sees it without scrolling
+        head = "".join(f'<th style="text-align: {align}">{_named(ranks)}</th>' for ranks in columns)
         rows, last = [f"<tr><th></th>{head}</tr>"], ""
-        for label, texts in self._rows():
-            cells = "".join(_cell(text, len(ranks)) for ranks, text in _folded(texts))
+        for label, texts in table:
+            folded = _folded([texts[ranks[0]] for ranks in columns])
+            cells = "".join(_cell(text, len(alike), align) for alike, text in folded)
             rows.append(f"<tr><th>{label if label != last else ''}</th>{cells}</tr>")
             last = label
         return f"<table><caption>{html.escape(self._summary())}</caption>{''.join(rows)}</table>"
@@ -112,21 +117,23 @@ class Results(Sequence[RankResult]):
         if not all(failed):
             pairs = list(zip(self.ranks, failed, strict=True))
             yield "sent", ["?" if has_failed else _sent(each) for each, has_failed in pairs]
-            yield "took", ["?" if has_failed else f"{each.seconds:.3f} s" for each, has_failed in pairs]
+            times = sorted(each.seconds for each, has_failed in pairs if not has_failed)
+            span = f"{times[0]:.3f} to {times[-1]:.3f} s" if len(self) > MOST_COLUMNS else ""
+            yield "took", [span or ("?" if no else f"{each.seconds:.3f} s") for each, no in pairs]
 
 
-def _folded(texts: Sequence[str]) -> Iterator[tuple[list[int], str]]:
-    """Neighbours with the same text as one: their ranks, and the text."""
+def _folded(texts: Sequence[Any]) -> Iterator[tuple[list[int], Any]]:
+    """Neighbours with the same text, or texts, as one: their ranks, and the text."""
     for text, group in itertools.groupby(enumerate(texts), key=lambda each: each[1]):
         yield [rank for rank, _ in group], text
 
 
-def _cell(text: str, columns: int) -> str:
+def _cell(text: str, columns: int, align: str) -> str:
     """A cell of the table; only the lines of an array, which have their own places, are not broken."""
     wrap = "pre" if "\n" in text else "pre-wrap; overflow-wrap: anywhere; min-width: 8ch"
     style = f"display: inline-block; text-align: left; margin: 0; white-space: {wrap}"
     pre = f'<pre style="{style}">{html.escape(text)}</pre>'
-    return f'<td colspan="{columns}" style="text-align: center">{pre}</td>'
+    return f'<td colspan="{columns}" style="text-align: {align}">{pre}</td>'
 
 
 def _named(ranks: Sequence[int]) -> str:
