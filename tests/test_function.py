@@ -1,5 +1,6 @@
 """`TrainingJob.from_function`: a notebook's function as a script, what travels with it, and that it runs on targets."""
 
+import os
 import sys
 import textwrap
 from concurrent.futures import ThreadPoolExecutor
@@ -143,14 +144,22 @@ def test_arguments_that_cannot_travel_are_refused_by_name(notebook, arguments, m
 # The job
 
 
-def test_the_same_function_is_the_same_folder_also_when_threads_write_it_at_once(notebook, tmp_path):
+def test_the_same_function_is_the_same_folder_even_when_threads_write_it_and_one_long_unused_goes(
+    notebook, tmp_path
+):
     notebook.cell("def program(group): return 1")
     with ThreadPoolExecutor(8) as pool:
         folders = {job.folder for job in pool.map(lambda _: notebook.job(), range(32))}
     (folder,) = folders
     assert [path.name for path in folder.parent.rglob("*")] == [folder.name, "train.py"]
+    os.utime(folder, times=(0, 0))
+    assert notebook.job().folder == folder  # as new
     notebook.cell("def program(group): return 2")
-    assert notebook.job().folder != folder
+    other = notebook.job().folder
+    assert other != folder
+    os.utime(folder, times=(0, 0))
+    notebook.job()
+    assert list(folder.parent.iterdir()) == [other]
 
 
 @pytest.mark.parametrize(

@@ -17,8 +17,10 @@ import json
 import linecache
 import re
 import secrets
+import shutil
 import symtable
 import sys
+import time
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from types import FunctionType, ModuleType
@@ -131,7 +133,7 @@ def names_used(source: str) -> set[str]:
 
 
 def write(program: Any, framework: str | None) -> Path:
-    """A folder of the cache with the script `train.py`, which calls `program` on a rank. Raises JobError."""
+    """A folder, kept for a week, with the script `train.py`, which calls `program` on a rank. Raises JobError."""
     text = script(program, framework)
     digest = hashlib.sha256(text.encode()).hexdigest()[:12]
     folder = cache_folder() / "functions" / f"{program.__name__}-{digest}"
@@ -139,6 +141,10 @@ def write(program: Any, framework: str | None) -> Path:
     unfinished = folder.with_name(f".{secrets.token_hex(8)}")
     unfinished.write_text(text, encoding="utf-8")
     unfinished.replace(folder / "train.py")  # whole or not at all, for whoever writes the same one now
+    for other in folder.parent.iterdir():
+        with contextlib.suppress(OSError):  # somebody else removes it
+            if time.time() - other.stat().st_mtime > 7 * 24 * 3600:
+                shutil.rmtree(other)
     return folder
 
 
