@@ -144,6 +144,17 @@ def test_arguments_that_cannot_travel_are_refused_by_name(notebook, arguments, m
 # The job
 
 
+def test_a_cache_folder_that_cannot_be_written_is_named(notebook, tmp_path, monkeypatch):
+    (tmp_path / "cache").touch()
+    monkeypatch.setenv("WORKSHOP_CACHE", str(tmp_path / "cache"))
+    notebook.cell("def program(group): return 1")
+    message = (
+        f"cache folder {tmp_path / 'cache'} cannot be written .*; set WORKSHOP_CACHE to a folder that can"
+    )
+    with pytest.raises(JobError, match=message):
+        notebook.job()
+
+
 def test_the_same_function_is_the_same_folder_even_when_threads_write_it_and_one_long_unused_goes(
     notebook, tmp_path
 ):

@@ -14,6 +14,12 @@ def cache_folder() -> Path:
     return Path(named).expanduser().absolute()
 
 
+def unwritable(error: OSError) -> str:
+    """What to say where `error` came from writing into the cache folder."""
+    reason = f"the cache folder {cache_folder()} cannot be written ({error.strerror})"
+    return f"{reason}; set WORKSHOP_CACHE to a folder that can"
+
+
 def state_folder() -> Path:
     """For the logs of runs: WORKSHOP_STATE, or the user's state folder of this system."""
     named = os.environ.get("WORKSHOP_STATE") or platformdirs.user_state_dir("workshop-utils")

@@ -4,6 +4,7 @@ import subprocess
 import sys
 
 import pytest
+from conftest import on_another_machine
 
 from workshop_utils.network import ports
 from workshop_utils.network.ports import PortReservation
@@ -58,3 +59,18 @@ def test_a_port_on_which_somebody_listens_is_not_reserved(host, monkeypatch):
     candidates = only(monkeypatch, 2)
     with socket.create_server((host, candidates[0])), PortReservation(1) as reservation:
         assert reservation.ports == [candidates[1]]
+
+
+@pytest.mark.processes
+def test_a_machine_without_an_address_of_ipv4_is_told_so():
+    script = """
+from workshop_utils.jobs import JobError
+from workshop_utils.network.ports import PortReservation
+try:
+    PortReservation(1)
+except JobError as error:
+    print(error)
+"""
+    of_ipv6 = 'ip link set lo up && ip address del 127.0.0.1/8 dev lo && exec "$@"'
+    said = on_another_machine(f"set -- unshare --net sh -c '{of_ipv6}' sh \"$@\"", script)
+    assert said.startswith("this machine has no address 127.0.0.1, ")

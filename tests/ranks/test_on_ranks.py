@@ -13,7 +13,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from conftest import eventually, marked_processes, with_horovod
+from conftest import eventually, marked_processes, on_another_machine, with_horovod
 
 from workshop_utils import on_ranks, place
 from workshop_utils.comm.ring import ring_all_reduce, ring_bytes_sent
@@ -575,3 +575,30 @@ def test_a_rank_that_has_returned_is_not_said_to_have_died():
 
     text = failure_of(3, program)
     assert text.startswith("rank 1 has already left; others still waited for it in ring_all_reduce: rank")
+
+
+@pytest.mark.parametrize(
+    ("prepare", "program", "words"),
+    [
+        (
+            "mount -t tmpfs -o size=64k none /mnt && head -c 60k /dev/zero > /mnt/others",
+            "None",
+            ["No space left on device", "if it is that of /mnt, where runs have their folders"],
+        ),
+        (
+            "mount -t tmpfs -o ro none /dev/shm",
+            "__import__('multiprocessing').Lock()",
+            ["raised OSError", "in /dev/shm, which is full or cannot be written here: mount a tmpfs there"],
+        ),
+    ],
+)
+def test_a_full_disk_is_named_and_so_is_memory_that_cannot_be_shared(prepare, program, words):
+    script = f"""
+from workshop_utils import on_ranks
+try:
+    on_ranks(2, lambda communicator: {program})
+except RuntimeError as error:
+    print(error)
+"""
+    said = on_another_machine(prepare, script, TMPDIR="/mnt" if "/mnt" in prepare else "/tmp")
+    assert [word for word in words if word not in said] == [], said

@@ -27,7 +27,7 @@ from types import FunctionType, ModuleType
 from typing import Any
 
 from workshop_utils import place
-from workshop_utils.cache import cache_folder
+from workshop_utils.cache import cache_folder, unwritable
 from workshop_utils.jobs import JobError, StrategyName
 
 # By framework: the strategy that starts its ranks, and the module that joins them. Without a framework a job's
@@ -137,10 +137,13 @@ def write(program: Any, framework: str | None) -> Path:
     text = script(program, framework)
     digest = hashlib.sha256(text.encode()).hexdigest()[:12]
     folder = cache_folder() / "functions" / f"{program.__name__}-{digest}"
-    folder.mkdir(0o700, parents=True, exist_ok=True)  # a constant may be a secret
-    unfinished = folder.with_name(f".{secrets.token_hex(8)}")
-    unfinished.write_text(text, encoding="utf-8")
-    unfinished.replace(folder / "train.py")  # whole or not at all, for whoever writes the same one now
+    try:
+        folder.mkdir(0o700, parents=True, exist_ok=True)  # a constant may be a secret
+        unfinished = folder.with_name(f".{secrets.token_hex(8)}")
+        unfinished.write_text(text, encoding="utf-8")
+        unfinished.replace(folder / "train.py")  # whole or not at all, for whoever writes the same one now
+    except OSError as error:
+        raise JobError(unwritable(error)) from error
     for other in folder.parent.iterdir():
         with contextlib.suppress(OSError):  # somebody else removes it
             if time.time() - other.stat().st_mtime > 7 * 24 * 3600:

@@ -5,7 +5,8 @@ from __future__ import annotations
 import itertools
 import re
 import signal
-from collections.abc import Collection, Iterable, Sequence
+import tempfile
+from collections.abc import Collection, Iterable, Mapping, Sequence
 
 from workshop_utils import logs
 from workshop_utils.runs import Run
@@ -50,6 +51,13 @@ HINTS = {
     "--strategy out.",
     r"error: unrecognized arguments: .*\b(True|False|None)\b": "In `arguments`, a bare flag is written `name:` with "
     "nothing after it, or as a word in a list, such as `[--name]`.",
+}
+# The same where a machine is to blame, and not a script.
+OF_MACHINES = {
+    "No space left on device|Disk quota exceeded": "A disk is full: free some of it; if it is that of {temporary}, "
+    "where runs have their folders, TMPDIR may name another.",
+    r"\bSemLock\(|shared memory object|insufficient shared memory": "Processes share memory in /dev/shm, which is full "
+    "or cannot be written here: mount a tmpfs there, or give a container more of it, as by --shm-size=1g.",
 }
 
 TRACEBACK = re.compile(r"Traceback \(most recent call last\):$")
@@ -133,10 +141,15 @@ def explained(run: Run, names: Collection[str], code: int = 1) -> str:
     # What is killed has raised nothing, though it may have survived a traceback before; PyTorch aborts after one.
     is_killed = code < 0 and code != -signal.SIGABRT
     cause = stack + (last_lines(texts) if is_killed else _cause(texts))
-    hints = [hint for pattern, hint in HINTS.items() if re.search(pattern, cause)]
     log = run.log_folder and (run.log_folder / f"{blamed}.log" if blamed else run.log_folder)
     where = f"The whole log is in {logs.shown(log)}" if log and log.exists() else ""
-    return "\n".join(filter(None, [cause, *hints, where]))
+    return "\n".join(filter(None, [cause, *hints(cause, {**HINTS, **OF_MACHINES}), where]))
+
+
+def hints(cause: str, table: Mapping[str, str] = OF_MACHINES) -> list[str]:
+    """The sentences of `table` that help with a `cause`."""
+    found = [hint for pattern, hint in table.items() if re.search(pattern, cause)]
+    return [hint.replace("{temporary}", tempfile.gettempdir()) for hint in found]
 
 
 def last_lines(texts: Sequence[str]) -> str:

@@ -18,6 +18,8 @@ import socket
 from pathlib import Path
 from typing import Self
 
+from workshop_utils.jobs import JobError
+
 LOWEST = 10_000
 _EPHEMERAL_RANGE = Path("/proc/sys/net/ipv4/ip_local_port_range")
 
@@ -34,6 +36,7 @@ class PortReservation:
 
     Raises:
         OSError: if there are not `count` free ports.
+        JobError: if there is no address for them.
     """
 
     def __init__(self, count: int) -> None:
@@ -62,6 +65,11 @@ class PortReservation:
                 probe.bind(("0.0.0.0", port))
         except OSError as error:
             holder.close()
+            if error.errno == errno.EADDRNOTAVAIL:
+                raise JobError(
+                    "this machine has no address 127.0.0.1, at which the processes of a run meet, whatever it has of "
+                    "IPv6: add it to the loopback, as by `ip address add 127.0.0.1/8 dev lo`"
+                ) from None
             if error.errno == errno.EMFILE:
                 raise  # it is not the port that is missing
             return

@@ -406,6 +406,10 @@ class _RanksRun(ProcessRun):
         return (RunState.FAILED, self._blame(silent[0], 0)) if silent else (state, reason)
 
     def _blame(self, name: str, code: int) -> str:
+        text = self._accusation(name, code)
+        return "\n".join([text, *output.hints(text)])
+
+    def _accusation(self, name: str, code: int) -> str:
         # A rank that left neither a value nor an error is to blame, or the first to raise: others may have raised
         # because it had gone.
         silent = [name] if code < 0 else self._silent()

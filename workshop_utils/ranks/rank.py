@@ -250,7 +250,10 @@ def _written_to(file: Path) -> Iterator[None]:
             "traceback": "".join(whole.format()) if whole.stack else "",
         }
         if not file.exists():
-            file.write_text(json.dumps(record))
+            try:
+                file.write_text(json.dumps(record))
+            except OSError:  # the disk is full
+                print(record["traceback"] or summary, file=sys.stderr)
         raise
 
 

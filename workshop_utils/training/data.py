@@ -18,7 +18,7 @@ from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING
 
 from workshop_utils import idx
-from workshop_utils.cache import cache_folder
+from workshop_utils.cache import cache_folder, unwritable
 from workshop_utils.jobs import PlainError
 
 if TYPE_CHECKING:
@@ -109,7 +109,7 @@ def _linked(paths: Mapping[str, Path]) -> Path:
             with contextlib.suppress(FileExistsError):
                 (folder / name).symlink_to(path)
     except OSError as error:
-        raise _unwritable(", ".join(map(str, paths.values())), error) from error
+        raise DataError(", ".join(map(str, paths.values())), unwritable(error)) from error
     return folder
 
 
@@ -143,11 +143,6 @@ def arrays(folder: Path) -> Arrays:
     return Arrays(*train.arrays(), *test.arrays(), train.height, train.width)
 
 
-def _unwritable(source: str, error: OSError) -> DataError:
-    reason = f"the cache folder {cache_folder()} cannot be written ({error.strerror})"
-    return DataError(source, f"{reason}; set WORKSHOP_CACHE to a folder that can")
-
-
 def _cached(source: str, name: str, make: Callable[[str, Path], None]) -> Path:
     """The folder `name` of the cache; where it is missing or damaged, `make(source, folder)` fills it."""
     folder = cache_folder() / name
@@ -159,7 +154,7 @@ def _cached(source: str, name: str, make: Callable[[str, Path], None]) -> Path:
         folder.parent.mkdir(parents=True, exist_ok=True)
         scratch = TemporaryDirectory(prefix=f".{name}.", dir=folder.parent)
     except OSError as error:
-        raise _unwritable(source, error) from error
+        raise DataError(source, unwritable(error)) from error
     with scratch:
         unfinished = Path(scratch.name, name)
         unfinished.mkdir()

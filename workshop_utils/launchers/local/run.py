@@ -273,7 +273,9 @@ class ProcessRun(Run):
         if event["outcome"] == "timeout":
             return RunState.FAILED, self._timed_out()
         if event.get("reason") is not None:
-            explained = output.explained(self, [event["name"], *self.workers]) if self.process_ids else ""
+            explained = "\n".join(output.hints(event["reason"]))
+            if self.process_ids:
+                explained = output.explained(self, [event["name"], *self.workers])
             return RunState.FAILED, f"{self.name} {event['reason']}. {explained}".removesuffix(". ")
         if event["code"] is None:
             watch = "the process that watches over it was killed; its workers were ended with it"
