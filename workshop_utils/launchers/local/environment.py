@@ -9,9 +9,10 @@ import shutil
 import socket
 import sys
 import tempfile
+import time
 import uuid
 from collections.abc import Iterator, Mapping
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from importlib import metadata
 from importlib.util import find_spec
 from pathlib import Path
@@ -112,8 +113,13 @@ def locked(job: TrainingJob) -> Iterator[dict[int, str]]:
                     fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
                     marks[descriptor] = mark
             except BlockingIOError:
-                running = Path(tempfile.gettempdir()).glob(f"workshop-*/{mark}")
-                holder = " and ".join(each.read_text(encoding="utf-8") for each in running) or "another run"
+                holder = "another run"
+                for _ in range(40):  # its supervisor may be about to write who it is
+                    with suppress(OSError, ValueError):  # of no file yet, or of another user's
+                        files = Path(tempfile.gettempdir()).glob(f"workshop-*/{mark}")
+                        holder = max(files, key=os.path.getmtime).read_text(encoding="utf-8")
+                        break
+                    time.sleep(0.05)
                 advice = f"{holder} writes there: stop it, wait for its end, or give another folder"
                 raise JobError(f"{field} is {folder!r}; {advice}") from None
             except OSError as error:
