@@ -141,7 +141,7 @@ def test_a_notebook_of_any_name_runs_in_its_own_folder(tmp_path, monkeypatch):
     [
         ("workers = 2\nsteps = 5", {"wrokers": "3"}, "'wrokers' is in none of the notebooks; did you mean workers?"),
         ("workers = 2\nsteps = 5", {"lr": "3"}, "'lr' is in none of the notebooks; they have steps, workers"),
-        ("print(1)", {"lr": "3"}, "they have no cell with the tag parameters"),
+        ("print(1)", {"lr": "3"}, "they have no such cell with the tag parameters"),
         ("def f():\n    lr = 1\nrate = 2", {"lr": "3"}, "'lr' is in none of the notebooks; they have rate"),
         ("import os", {"os": "3"}, "'os' is in none of the notebooks"),
         ("epochs = 5 if True else 2", {"epochs": "five"}, "'epochs' is 'five'; in own it must be like its default, 5"),
@@ -183,6 +183,27 @@ def test_no_notebook_is_overwritten(tmp_path):
         batch.run_lessons([first, second], tmp_path / "build", {}, with_scale_model=False)
     with pytest.raises(JobError, match=r"is not the only one with a page .*report\.html; rename it"):
         batch.run_lessons([write_notebook(tmp_path / "report.ipynb")], tmp_path / "build", {}, False)
+
+
+def test_a_hang_and_a_dead_kernel_are_named_with_their_cell_and_the_others_still_run(
+    tmp_path, monkeypatch, capsys
+):
+    monkeypatch.setattr(batch, "CELL_TIMEOUT_SECONDS", 3)
+    sources = {
+        "00_hangs": "import time; time.sleep(600)",
+        "01_dies": "import os; os.kill(os.getpid(), 9)",
+        "02_runs": "",
+    }
+    paths = [
+        write_notebook(
+            tmp_path / f"{name}.ipynb", nbformat.v4.new_code_cell("1"), nbformat.v4.new_code_cell(source)
+        )
+        for name, source in sources.items()
+    ]
+    assert batch.run_lessons(paths, tmp_path / "build", {}, with_scale_model=False) == 1
+    said = capsys.readouterr().out
+    hang = "00_hangs.ipynb: cell 1: CellTimeoutError: A cell timed out while it was being executed, after 3 seconds."
+    assert f"{hang}\n{tmp_path}/01_dies.ipynb: cell 1: DeadKernelError: Kernel died\n1 of 3 lessons" in said
 
 
 def scaled():

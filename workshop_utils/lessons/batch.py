@@ -115,7 +115,7 @@ def values_of(notebooks: Mapping[Path, Any], texts: Mapping[str, str]) -> dict[P
     for name, text in texts.items():
         if name not in names:  # papermill accepts any, so a misspelt one would have no effect
             close = difflib.get_close_matches(name, names, n=1)
-            known = f"they have {', '.join(names) or 'no cell with the tag parameters'}"
+            known = f"they have {', '.join(names) or 'no such cell with the tag parameters'}"
             advice = f"did you mean {close[0]}?" if close else known
             raise JobError(f"parameter {name!r} is in none of the notebooks; {advice}")
         takers: dict[str, list[str]] = {}
@@ -215,6 +215,18 @@ def execute(notebook: Path, target: Path, parameters: Mapping[str, str]) -> Less
     except PapermillExecutionError as failure:
         error = f"cell {failure.cell_index}: {failure.ename}: {failure.evalue}"
     except Exception as failure:  # the kernel died, a cell timed out: the other lessons still run
-        error = f"{type(failure).__name__}: {failure}"
+        begun = [
+            cell.metadata.get("papermill", {}).get("start_time") for cell in _saved(target, notebook).cells
+        ]
+        where = f"cell {max(index for index, when in enumerate(begun) if when)}: " if any(begun) else ""
+        error = f"{where}{type(failure).__name__}: {next(iter(str(failure).splitlines()), '')}"
     seconds = time.monotonic() - start
-    return Lesson(notebook, seconds, error, selection.read_notebook(target if target.is_file() else notebook))
+    return Lesson(notebook, seconds, error, _saved(target, notebook))
+
+
+def _saved(target: Path, notebook: Path) -> Any:
+    """What was executed, or `notebook` where nothing was, or where a full disk has cut it short."""
+    try:
+        return selection.read_notebook(target)
+    except (JobError, OSError):
+        return selection.read_notebook(notebook)
