@@ -1,5 +1,7 @@
 """Running lessons in batch: parameters, failures that stop nothing, and the report."""
 
+import fcntl
+import os
 import re
 from pathlib import Path
 
@@ -204,6 +206,17 @@ def test_a_hang_and_a_dead_kernel_are_named_with_their_cell_and_the_others_still
     said = capsys.readouterr().out
     hang = "00_hangs.ipynb: cell 1: CellTimeoutError: A cell timed out while it was being executed, after 3 seconds."
     assert f"{hang}\n{tmp_path}/01_dies.ipynb: cell 1: DeadKernelError: Kernel died\n1 of 3 lessons" in said
+
+
+def test_two_runs_do_not_write_into_one_folder(tmp_path):
+    notebook, output = write_notebook(tmp_path / "00_own.ipynb"), tmp_path / "build"
+    output.mkdir()
+    other = os.open(output, os.O_RDONLY)
+    fcntl.flock(other, fcntl.LOCK_EX)
+    with pytest.raises(JobError, match="where another run writes; give another folder"):
+        batch.run_lessons([notebook], output, {}, with_scale_model=False)
+    os.close(other)
+    assert batch.run_lessons([notebook], output, {}, with_scale_model=False) == 0
 
 
 def scaled():

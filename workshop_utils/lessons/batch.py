@@ -12,7 +12,7 @@ import re
 import symtable
 import time
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -80,24 +80,24 @@ def run_lessons(
         if not workers.isdecimal() or int(workers) < 1:
             raise JobError(f"parameter 'workers' is {workers!r}; it must be a whole number of at least 1")
     values = values_of(contents, parameters) if parameters else {}
-    output.mkdir(parents=True, exist_ok=True)
-    executed = []
-    bar = tqdm(paths, bar_format=BAR)
-    for notebook in bar:
-        bar.set_description(notebook.stem)
-        lesson = execute(notebook, output / notebook.name, values.get(notebook, {}))
-        mark = "FAILED" if lesson.error else "ok"
-        bar.write(f"  {notebook.stem:<40} {mark:<7} {lesson.seconds:6.1f} s")
-        executed.append(lesson)
-    scaled = None
-    failures = []
-    if with_scale_model:
-        counts = (1, 2, 4) if size == "small" else (1, 2, 4, 8, 16)
-        try:
-            scaled = scale_model.headline(experiment.Store.default(), counts)
-        except JobError as error:
-            failures.append(f"scale model: {error}")
-    path = report.write_report(output / "report.html", executed, scaled)
+    with _locked(output):
+        executed = []
+        bar = tqdm(paths, bar_format=BAR)
+        for notebook in bar:
+            bar.set_description(notebook.stem)
+            lesson = execute(notebook, output / notebook.name, values.get(notebook, {}))
+            mark = "FAILED" if lesson.error else "ok"
+            bar.write(f"  {notebook.stem:<40} {mark:<7} {lesson.seconds:6.1f} s")
+            executed.append(lesson)
+        scaled = None
+        failures = []
+        if with_scale_model:
+            counts = (1, 2, 4) if size == "small" else (1, 2, 4, 8, 16)
+            try:
+                scaled = scale_model.headline(experiment.Store.default(), counts)
+            except JobError as error:
+                failures.append(f"scale model: {error}")
+        path = report.write_report(output / "report.html", executed, scaled)
     failures += [f"{lesson.notebook}: {lesson.error}" for lesson in executed if lesson.error]
     succeeded = sum(not lesson.error for lesson in executed)
     for failure in failures:
@@ -105,6 +105,24 @@ def run_lessons(
     seconds = sum(lesson.seconds for lesson in executed)
     print(f"{succeeded} of {len(executed)} lessons succeeded, in {seconds:.0f} s; the report is {path}")
     return 1 if failures else 0
+
+
+@contextlib.contextmanager
+def _locked(output: Path) -> Iterator[None]:
+    """Make the folder `output`, and keep other runs out of it, whose notebooks and pages have the same names."""
+    import fcntl  # not on Windows
+
+    output.mkdir(parents=True, exist_ok=True)
+    descriptor = os.open(output, os.O_RDONLY)
+    try:
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError as error:  # NFS has no locks for folders
+            if isinstance(error, BlockingIOError):
+                raise JobError(f"output is {output}, where another run writes; give another folder") from None
+        yield
+    finally:
+        os.close(descriptor)
 
 
 def values_of(notebooks: Mapping[Path, Any], texts: Mapping[str, str]) -> dict[Path, dict[str, str]]:
