@@ -1,5 +1,6 @@
 """Running lessons in batch: parameters, failures that stop nothing, and the report."""
 
+import errno
 import fcntl
 import os
 import re
@@ -206,6 +207,31 @@ def test_a_hang_and_a_dead_kernel_are_named_with_their_cell_and_the_others_still
     said = capsys.readouterr().out
     hang = "00_hangs.ipynb: cell 1: CellTimeoutError: A cell timed out while it was being executed, after 3 seconds."
     assert f"{hang}\n{tmp_path}/01_dies.ipynb: cell 1: DeadKernelError: Kernel died\n1 of 3 lessons" in said
+
+
+def interrupted(path):
+    raise KeyboardInterrupt
+
+
+def out_of_space(path):
+    Path(path).write_text("{")
+    raise OSError(errno.ENOSPC, "No space left on device")
+
+
+@pytest.mark.parametrize(
+    ("failure", "code", "sentence"),
+    [
+        (interrupted, 130, "stopped in 00_own; its kernel has ended"),
+        (out_of_space, 1, "00_own.ipynb: OSError: [Errno 28] No space left on device\n"),
+    ],
+)
+def test_an_interrupt_and_a_full_disk_are_said_in_a_sentence(
+    failure, code, sentence, tmp_path, monkeypatch, capsys
+):
+    monkeypatch.setattr(batch.papermill, "execute_notebook", lambda path, *_, **__: failure(path))
+    notebook = write_notebook(tmp_path / "00_own.ipynb")
+    assert batch.run_lessons([notebook], tmp_path / "build", {}, with_scale_model=False) == code
+    assert sentence in capsys.readouterr().out
 
 
 def test_two_runs_do_not_write_into_one_folder(tmp_path):
