@@ -84,8 +84,8 @@ notebooks: setup ## run the notebooks, compare the marked cells, take each solut
 fuzz: setup ## any job.yaml: ten minutes, or FUZZ_MINUTES
 	$(call step,fuzz,$(BIN)/pytest tests/fuzz.py -q --timeout 7200)
 
-soak: setup ## a thousand launches, or LAUNCHES, and 500 CALLS of on_ranks, with kills and interrupts; nothing may be left behind
-	$(call step,soak,$(BIN)/python tests/soak.py --launches $(or $(LAUNCHES),1000) --calls $(or $(CALLS),500))
+soak: setup ## 1,000 LAUNCHES, 500 CALLS of on_ranks and 300 CELLS on ranks that stay, with kills and interrupts; nothing may be left behind
+	$(call step,soak,$(BIN)/python tests/soak.py --launches $(or $(LAUNCHES),1000) --calls $(or $(CALLS),500) --cells $(or $(CELLS),300))
 
 test-browser: setup ## each lesson in a real JupyterLab in Chromium, pictures in build/browser/ (NOTEBOOKS=...)
 	@$(BIN)/python -c "import playwright" 2>/dev/null || $(BIN)/python -m pip install --quiet -e ".[browser]"
