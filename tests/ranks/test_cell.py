@@ -185,6 +185,80 @@ def test_a_fatal_signal_is_told_with_the_cells_own_lines(run, shell):
     assert printed.count("Fatal Python error") == 1, "what Python printed is not shown as it came"
 
 
+def test_logs_and_warnings_are_as_in_the_notebook(run):
+    run("""
+        import logging, warnings
+        logging.basicConfig(level=logging.INFO, format="%(levelname)s of the notebook: %(message)s", force=True)
+        own_log = logging.getLogger("own")
+        own_log.setLevel(logging.ERROR)
+        warnings.filterwarnings("ignore", "not that")
+    """)
+    _, printed = run("""
+        %%ranks 1
+        logging.info("hello")
+        logging.debug("nothing")
+        own_log.warning("nothing")
+        own_log.error("bad")
+        for _ in range(3):
+            warnings.warn("this")
+        warnings.warn("not that")
+    """)
+    run("logging.root.handlers.clear(), logging.root.setLevel('WARNING'), warnings.filters.pop(0)")
+    lines = [line for line in printed.splitlines() if line.startswith("[0] ")]
+    assert lines[:2] == ["[0] INFO of the notebook: hello", "[0] ERROR of the notebook: bad"]
+    assert [line.partition("UserWarning: ")[2] for line in lines[2:] if "UserWarning" in line] == ["this"]
+
+
+TELLS = """
+import numpy as np, pandas as pd, torch
+def told():
+    tensor = torch.ones(2) / 3
+    return [
+        str(tensor.dtype), str(tensor), torch.is_grad_enabled(), torch.are_deterministic_algorithms_enabled(),
+        torch.get_float32_matmul_precision(), str(np.ones(2) / 3), np.geterr()["over"],
+        str(pd.DataFrame({"a": [1 / 3]})),
+    ]
+"""
+SETS = """
+torch.set_default_dtype(torch.float64)
+torch.set_printoptions(precision=7)
+torch.set_grad_enabled(False)
+torch.use_deterministic_algorithms(True)
+torch.set_float32_matmul_precision("high")
+np.set_printoptions(precision=3)
+np.seterr(over="raise")
+pd.set_option("display.precision", 2)
+"""
+RESETS = """
+torch.set_default_device(None)
+torch.set_default_dtype(torch.float32)
+torch.set_printoptions(profile="default")
+torch.set_grad_enabled(True)
+torch.use_deterministic_algorithms(False)
+torch.set_float32_matmul_precision("highest")
+np.set_printoptions(precision=8)
+np.seterr(over="warn")
+pd.reset_option("display.precision")
+"""
+
+
+def test_settings_of_libraries_travel(run):
+    run(TELLS)
+    at_first = run("told()")[0]
+    try:
+        run(SETS)
+        told = run("told()")[0]
+        assert all(now != before for now, before in zip(told, at_first, strict=True))
+        assert values(run("%%ranks 1\ntold()")) == [told]
+        assert values(run("%%ranks 1\nimport torch as own\nstr(own.ones(1).dtype)")) == ["torch.float64"]
+        run("torch.set_default_device('cuda:0')")
+        _, printed = run("%%ranks 1\n1")
+        assert "JobError: PyTorch's default device is 'cuda:0', where ranks may not find it" in printed
+    finally:
+        run(RESETS)
+    assert values(run("%%ranks 1\ntold()")) == [at_first]
+
+
 def test_where_ipython_has_no_names_for_cells_a_failure_shows_their_files(shell, run, monkeypatch):
     monkeypatch.delattr(type(shell.compile), "format_code_name")  # IPython 7, which Colab and Kaggle have
     _, printed = run("""

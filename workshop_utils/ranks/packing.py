@@ -24,6 +24,7 @@ import cloudpickle
 from workshop_utils.jobs import JobError
 from workshop_utils.jobs.function import is_installed
 from workshop_utils.launchers.local import warm_server
+from workshop_utils.training import settings
 
 MOST_BYTES = 16 * 1024**2
 
@@ -148,6 +149,7 @@ def request(call: bytes, framework: str | None, cell: Cell | None) -> str:
         "framework": framework,
         "call": call,
         "cell": cell,
+        "settings": settings.gathered(),
     }
     return base64.b64encode(pickle.dumps(request)).decode()
 

@@ -45,6 +45,7 @@ def main() -> int:
     # Imported only now, from where the notebook imports it, and not from what travels with a job.
     from workshop_utils import place
     from workshop_utils.comm.process_group import process_group
+    from workshop_utils.training.settings import apply
 
     if "WORKSHOP_EMULATED_DEVICE" in os.environ:
         from workshop_utils.training import emulated_device
@@ -52,6 +53,7 @@ def main() -> int:
         emulated_device.switch_on()
     builtins.input, place.load = _no_input, _load_digits
     here = place.here()
+    apply(request["settings"])
     error = folder / f"{here.name}.error"
     main_module = sys.modules["__main__"] = types.ModuleType("__main__")  # in place of this program
     vars(main_module)["__builtins__"] = builtins
