@@ -40,9 +40,11 @@ _TAG = re.compile(
     r"<(?P<stream>stdout|stderr)>: ?(?P<text>.*)"
 )
 # mpirun and its child both put the child into a process group; the second one is refused, and prints this. And PyTorch
-# looks for names of the addresses in a network namespace, where nobody has one.
+# looks for names of the addresses in a network namespace, where nobody has one. And a bar of tqdm's within another goes
+# up a line after each of its states.
 _NOISE = re.compile(
     r"\[\S+\] plm:ssh: Warning: setpgid\(|.*\[c10d\] The hostname of the client socket cannot be retrieved"
+    r"|.*\x1b\[A$"
 )
 STACK = "stack"  # the stream of what processes print when they are asked where they stand
 Record = dict[str, Any]

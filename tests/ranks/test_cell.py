@@ -185,6 +185,41 @@ def test_a_fatal_signal_is_told_with_the_cells_own_lines(run, shell):
     assert printed.count("Fatal Python error") == 1, "what Python printed is not shown as it came"
 
 
+SHOWS = """
+import matplotlib.pyplot as plt, pandas as pd
+from tqdm.notebook import tqdm
+for step in tqdm(range(3), desc="bar"):
+    print("step", end=" ")
+plt.plot([1, 2])
+plt.show()
+plt.figure(figsize=(1, 1))
+display(pd.DataFrame({"a": [rank + 5]}), "text")
+"""
+
+
+def test_figures_displays_and_bars_are_shown_below_the_cell_with_their_rank(shell):
+    with capture_output() as captured:
+        shell.run_cell(f"%%ranks 2\n{SHOWS}", store_history=True)
+    shown = [output.data for output in captured.outputs]
+    kinds = sorted(kind for data in shown for kind in data if kind != "text/plain")
+    assert kinds == ["image/png"] * 4 + ["text/html"] * 2
+    assert all(data["image/png"].startswith("iVBOR") for data in shown if "image/png" in data)
+    for rank in (0, 1):
+        assert sum(f"<td>{rank + 5}</td>" in data.get("text/html", "") for data in shown) == 1
+        assert captured.stdout.count(f"[{rank}]\n") == 3
+        assert f"[{rank}] 'text'\n" in captured.stdout
+        assert re.search(rf"^\[{rank}\] bar: 100%\|.* 3/3 ", captured.stdout, re.MULTILINE)
+
+
+def test_the_display_and_the_bars_that_a_notebook_has_imported_need_no_notebook_on_a_rank(run):
+    run("from IPython.display import display\nfrom tqdm.notebook import trange")
+    results, printed = run("%%ranks 1\nimport sys\ndisplay(5)\n'IPython' in sys.modules")
+    assert results.values == [False], "whose import takes a second"
+    assert "[0] 5\n" in printed
+    _, printed = run("%%ranks 1\nfor _ in trange(2):\n    pass")
+    assert re.search(r"^\[0\] 100%\|.* 2/2 ", printed, re.MULTILINE), printed
+
+
 def test_logs_and_warnings_are_as_in_the_notebook(run):
     run("""
         import logging, warnings

@@ -114,6 +114,28 @@ def test_a_framework_has_its_process_group_and_the_kernel_counts_its_bytes(frame
         )
 
 
+def test_outside_a_notebook_a_line_says_that_a_figure_was_made_and_of_bars_the_last_state_stays():
+    def program(communicator):
+        import matplotlib.pyplot as plt
+        from tqdm import tqdm
+
+        print("a line", end=" ")
+        plt.plot([1, 2])
+        plt.show()
+        for _ in tqdm(range(2), desc="outer"):
+            for _ in tqdm(range(100), desc="inner", leave=False):
+                pass
+        display({"a": 1})  # noqa: F821  # which a rank has, as a cell does
+        print('{"workshop": "display", "file": "worker-0-1-1.display"}')
+
+    lines = on_ranks(1, program)[0].lines
+    assert lines[0].startswith("a line <Figure size 640x480 with 1 Axes> (a notebook shows this image)")
+    assert [line for line in lines if line.startswith("outer: 100%")] == [lines[-1]], lines
+    assert not any("inner" in line for line in lines)
+    assert "{'a': 1}" in lines
+    assert '{"workshop": "display", "file": "worker-0-1-1.display"}' in lines, "there is no such file"
+
+
 # What travels
 
 

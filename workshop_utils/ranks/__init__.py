@@ -43,6 +43,8 @@ from workshop_utils.setup.machine import cores
 
 PROGRAM = Path(__file__).with_name("rank.py")
 IDLE_SECONDS = 3600.0  # without a call, after which ranks that stay are ended
+DISPLAY = "display "  # and the file's name: the stream of what a rank displays
+DISPLAYED = re.compile(r'(.*)\{"workshop": "display", "file": "(worker-\d+-\d+-\d+\.display)"\}')
 GONE = "The ranks have ended, and what was in them is gone: run again what made it."
 
 
@@ -234,7 +236,9 @@ def _results(run: _RanksRun, began: float, is_cell: bool) -> tuple[Results, set[
     for line in run.answer():
         if line.worker in printed and line.stream != STACK:
             printed[line.worker].append(line.text)
-            if is_cell:
+            if line.stream.startswith(DISPLAY) and packing.notebook():
+                run.show(line)
+            elif is_cell:
                 print(f"[{run.workers.index(line.worker)}] {line.text}")
     results, reason, bound = [], run.reason, set[str]()
     for rank, worker in enumerate(run.workers):
@@ -323,6 +327,7 @@ class _RanksRun(ProcessRun):
         self.files: dict[str, bytes] = {}
         self.is_prompted = is_prompted
         self._folder, self._request = folder, folder / "request"
+        self._bundles: dict[str, Any] = {}  # what ranks have displayed, by file
         self._seen = 0  # of what has arrived
         self._is_called, self._was_idle, self._is_interrupted = True, False, False
         self._codes: dict[str, int] = {}
@@ -393,7 +398,20 @@ class _RanksRun(ProcessRun):
     def _receive_line(self, worker: str, text: str, stream: str = "stdout") -> None:
         if self._hang.has_begun:  # they have been asked for their stacks
             text, stream = packing.with_cells(text), STACK
+        elif (displayed := DISPLAYED.fullmatch(text)) and (file := self._folder / displayed[2]).is_file():
+            bundle = self._bundles[file.name] = json.loads(file.read_bytes())
+            file.unlink()
+            stream = f"{DISPLAY}{file.name}"
+            image = " (a notebook shows this image)" if "image/png" in bundle else ""
+            text = f"{displayed[1]}{bundle.get('text/plain', '')}{image}"
         super()._receive_line(worker, text, stream)
+
+    def show(self, line: LogLine) -> None:
+        """Show below the notebook's cell what a rank has displayed."""
+        from IPython.display import display
+
+        print(f"[{self.workers.index(line.worker)}]")
+        display(self._bundles.pop(line.stream.removeprefix(DISPLAY)), raw=True)
 
     def _stream_of(self, process: str, worker: str, text: str, stream: str) -> str:
         if text.startswith(output.FATAL):

@@ -193,6 +193,11 @@ class _Pickler(cloudpickle.Pickler):
         # IPython's own `open`, whose import would take a second.
         if isinstance(value, FunctionType) and value.__name__ == "_modified_open":
             return getattr, (sys.modules["builtins"], "open")
+        if isinstance(value, FunctionType) and (value.__module__, value.__name__) == (
+            "IPython.core.display_functions",
+            "display",
+        ):
+            return getattr, (sys.modules["builtins"], "display")
         if type(value).__name__ in ("ExitAutocall", "ZMQExitAutocall"):
             return getattr, (sys.modules["builtins"], "exit")
         for module, name in GLOBAL_GENERATORS.items():

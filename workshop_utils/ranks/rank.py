@@ -54,6 +54,7 @@ def main() -> int:
     builtins.input, place.load = _no_input, _load_digits
     here = place.here()
     apply(request["settings"])
+    _show_as_a_cell_does(str(folder / here.name))
     error = folder / f"{here.name}.error"
     main_module = sys.modules["__main__"] = types.ModuleType("__main__")  # in place of this program
     vars(main_module)["__builtins__"] = builtins
@@ -134,6 +135,9 @@ def _result_of(request: dict[str, Any], group: Any, here: Any) -> bytes:
             if leaving.code:
                 raise
             value = None
+        finally:
+            if shown := sys.modules.get("workshop_utils.training.display"):
+                shown.show()
         seconds = time.perf_counter() - started
     if "WORKSHOP_EMULATED_DEVICE" in os.environ:
         from workshop_utils.training import emulated_device
@@ -208,6 +212,28 @@ def _answer_whom_it_waits_for(communicator: Any, file: Path) -> None:
     faulthandler.unregister(signal.SIGUSR1)
     signal.signal(signal.SIGUSR1, answer)
     faulthandler.register(signal.SIGUSR1, all_threads=False, chain=True)
+
+
+def _show_as_a_cell_does(files: str) -> None:
+    """Show figures and the like in files whose names begin with `files`, and tqdm's bars as text."""
+    from workshop_utils.training.settings import after_import
+
+    os.environ.update(WORKSHOP_DISPLAY=files, MPLBACKEND="module://workshop_utils.training.display")
+    vars(builtins)["display"] = _display
+    after_import("IPython.core.display_functions", lambda module: vars(module).update(display=_display))
+    after_import("tqdm.notebook", lambda module: vars(module).update(_bars()))
+
+
+def _display(*values: Any, **options: Any) -> Any:
+    from workshop_utils.training import display  # few programs do; it imports Matplotlib
+
+    return display.display(*values, **options)
+
+
+def _bars() -> dict[str, Any]:
+    from tqdm import std
+
+    return {"tqdm": std.tqdm, "tqdm_notebook": std.tqdm, "trange": std.trange, "tnrange": std.trange}
 
 
 def _load_digits(split: str = "train", folder: Path | None = None) -> Any:
