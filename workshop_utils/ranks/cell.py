@@ -26,9 +26,12 @@ from types import CodeType
 from typing import Any
 
 from workshop_utils.jobs import JobError
-from workshop_utils.jobs.function import GROUPS, names_used
+from workshop_utils.jobs.function import GROUPS
 from workshop_utils.ranks import RankGroup, packing
 from workshop_utils.ranks.results import Results
+
+# Through which a cell reads names that it does not hold.
+ANY_NAME = {"globals", "locals", "vars", "eval", "exec", "__main__"}
 
 
 def _assigned_first(code: CodeType) -> set[str]:
@@ -109,9 +112,12 @@ def register(shell: Any) -> None:
         except SyntaxError as error:  # shown once, and not by every rank
             text = "".join(traceback.format_exception_only(error)).strip()
             raise JobError(f"%%ranks: {packing.with_cells(text)}") from None
-        used, assigned = names_used(source), _assigned_first(code)
+        used, assigned = packing.globals_of(code), _assigned_first(code)
         if "get_ipython" in used:
             raise JobError("%%ranks: a rank has no notebook, so its cell cannot hold % or ! commands")
+        if used & ANY_NAME:
+            used |= {each for each in shell.user_ns.keys() - shell.user_ns_hidden if each[0] != "_"}
+            assigned |= used - packing.globals_of(code)
         # A cell seldom reads a variable that it assigns first, so such a one is no reason to refuse.
         names = [
             each
@@ -130,7 +136,8 @@ def register(shell: Any) -> None:
                 group, rebound = kept.group, _assigned_since(shell, kept.number)
             kept.group, kept.line, kept.number = group, f"%%ranks {line}", shell.execution_count
         sent = (source, name, GROUPS[options.framework], flags)
-        results = group.launch(None, {}, options.timeout, options.keep, sent, names, rebound)
+        parts = packing.parts_used(code, [shell.user_ns[each] for each in names])
+        results = group.launch(None, {"parts": parts}, options.timeout, options.keep, sent, names, rebound)
         return None if _ends_in_semicolon(source) else results
 
     def stop(line: str) -> None:

@@ -8,6 +8,7 @@ import dis
 import hashlib
 import inspect
 import io
+import itertools
 import linecache
 import pickle
 import pickletools
@@ -260,7 +261,7 @@ def _variables(program: Any, arguments: Mapping[str, Any]) -> Iterator[tuple[str
             isinstance(value, FunctionType) and value not in seen and not is_installed(str(value.__module__))
         ):
             seen.add(value)
-            used = _globals_of(value.__code__) & value.__globals__.keys()
+            used = globals_of(value.__code__) & value.__globals__.keys()
             waiting += [(each, value.__globals__[each]) for each in used]
             parameters = inspect.signature(value).parameters.values()
             waiting += [(each.name, each.default) for each in parameters if each.default is not each.empty]
@@ -269,12 +270,30 @@ def _variables(program: Any, arguments: Mapping[str, Any]) -> Iterator[tuple[str
     yield from classes
 
 
-def _globals_of(code: CodeType) -> set[str]:
-    """The global names that a function uses, in functions inside it as well."""
-    names = {
-        each.argval for each in dis.get_instructions(code) if each.opname in ("LOAD_GLOBAL", "LOAD_NAME")
-    }
-    return names.union(*(_globals_of(each) for each in code.co_consts if isinstance(each, CodeType)))
+def codes_of(code: CodeType) -> list[CodeType]:
+    """Code, and that of the functions inside it."""
+    inner = [codes_of(each) for each in code.co_consts if isinstance(each, CodeType)]
+    return [code, *itertools.chain(*inner)]
+
+
+def globals_of(code: CodeType) -> set[str]:
+    """The global names that a function or a cell uses, in functions inside it as well."""
+    used = ("LOAD_GLOBAL", "LOAD_NAME", "LOAD_FROM_DICT_OR_GLOBALS", "DELETE_GLOBAL", "DELETE_NAME")
+    instructions = itertools.chain(*map(dis.get_instructions, codes_of(code)))
+    return {each.argval for each in instructions if each.opname in used}
+
+
+def parts_used(code: CodeType, values: Iterable[Any]) -> list[ModuleType]:
+    """The modules that the notebook has imported, and that a cell reaches as attributes of packages in `values`."""
+    packages = [f"{each.__name__}." for each in values if isinstance(each, ModuleType)]
+    attributes = set(itertools.chain(*(each.co_names for each in codes_of(code))))
+    reached = [
+        name
+        for name in sys.modules
+        for each in packages
+        if name.startswith(each) and attributes.issuperset(name.removeprefix(each).split("."))
+    ]
+    return [sys.modules[name] for name in reached if sys.modules[name]]
 
 
 def notebook() -> Any:
