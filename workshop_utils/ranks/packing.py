@@ -222,8 +222,11 @@ class _Pickler(cloudpickle.Pickler):
             is_named = isinstance(value, ModuleType) or reduced is NotImplemented
             if is_named and module in sys.modules and not is_installed(module):
                 self.modules.add(module)
-        elif self._main.get(value.__name__) is value:
-            self.names.add(value.__name__)  # pools of processes pickle it by its name
+        else:
+            if self._main.get(value.__name__) is value:
+                self.names.add(value.__name__)  # pools of processes pickle it by its name
+            hints = [each for each in getattr(value, "__annotations__", {}).values() if isinstance(each, str)]
+            self.names |= self._main.keys() & set(re.findall(r"\w+", " ".join(hints)))
         if reduced is not NotImplemented and getattr(value, "__globals__", None) is self._main:
             variables = reduced[2][1]["__globals__"]
             self.names |= variables.keys()
