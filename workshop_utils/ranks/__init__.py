@@ -244,7 +244,7 @@ def _results(run: _RanksRun, began: float, is_cell: bool) -> tuple[Results, set[
     for rank, worker in enumerate(run.workers):
         result: tuple[Any, ...] = (None, None, math.nan, math.nan, (), ())
         try:
-            result = pickle.loads(run.files.get(f"{worker}.value") or pickle.dumps(result))
+            result = packing.loaded(run.files.get(f"{worker}.value") or pickle.dumps(result))
         except Exception as error:
             reason = (
                 reason or f"what rank {rank} returned cannot be read here: {type(error).__name__}: {error}"
