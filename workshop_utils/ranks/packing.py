@@ -112,14 +112,42 @@ def attributes_of(modules: Iterable[str]) -> dict[str, dict[str, bytes]]:
         if module in states:
             continue
         states[module] = {}
-        for name, value in vars(sys.modules[module]).items():
-            if not name.startswith("__"):
-                with contextlib.suppress(Exception):  # whatever its own __reduce__ raises
-                    pickler = _Pickler(value)
-                    waiting += pickler.modules
-                    if not isinstance(value, ModuleType):
-                        states[module][name] = pickler.pickle
+        if not is_installed(module) and _is_older(sys.modules[module]):
+            print(f"{module} has changed since the notebook imported it; ranks have it as it is now")
+            continue
+        attributes = [(name, each) for name, each in vars(sys.modules[module]).items() if name[:2] != "__"]
+        if is_installed(module):
+            attributes = [each for each in attributes if _is_notebooks(each[1])]
+        for name, value in attributes:  # which grows
+            with contextlib.suppress(Exception):  # whatever its own __reduce__ raises
+                pickler = _Pickler(value)
+                waiting += pickler.modules
+                if not isinstance(value, ModuleType):
+                    states[module][name] = pickler.pickle
+            if isinstance(value, type) and value.__module__ == module:
+                methods = vars(value).items()
+                attributes += [
+                    (f"{name}.{each}", method) for each, method in methods if _is_notebooks(method)
+                ]
     return states
+
+
+def _is_older(module: ModuleType) -> bool:
+    """Whether a module is not what its file holds now, as far as its functions show."""
+    file = getattr(module, "__file__", None) or ""
+    kinds = [each for each in vars(module).values() if isinstance(each, type)]
+    values = itertools.chain(*(vars(each).values() for each in [module, *kinds]))
+    codes = {each.__code__ for each in values if isinstance(each, FunctionType)}
+    try:
+        now = codes_of(compile(Path(file).read_bytes(), file, "exec", dont_inherit=True))
+    except (OSError, SyntaxError):  # it has no file, or one that no rank can import
+        return False
+    return not {each for each in codes if each.co_filename == file}.issubset(now)
+
+
+def _is_notebooks(value: Any) -> bool:
+    """Whether it is a function or a class of the notebook, which may have put it into a module, too."""
+    return isinstance(value, FunctionType | type) and value.__module__ == "__main__"
 
 
 def loaded(data: bytes) -> Any:
@@ -234,8 +262,11 @@ class _Pickler(cloudpickle.Pickler):
         module = value.__name__ if isinstance(value, ModuleType) else str(value.__module__)
         if module != "__main__":
             is_named = isinstance(value, ModuleType) or reduced is NotImplemented
-            if is_named and module in sys.modules and not is_installed(module):
-                self.modules.add(module)
+            if is_named and module in sys.modules:
+                put_in = [each for each in vars(sys.modules[module]).values() if _is_notebooks(each)]
+                codes = [each.__code__ for each in put_in if isinstance(each, FunctionType)]
+                self.names |= self._main.keys() & set[str]().union(*map(globals_of, codes))
+                self.modules |= {module} if put_in or not is_installed(module) else set()
         else:
             if self._main.get(value.__name__) is value:
                 self.names.add(value.__name__)  # pools of processes pickle it by its name

@@ -8,6 +8,7 @@ name of the next request. It imports little, since each rank imports it again.
 import base64
 import builtins
 import contextlib
+import functools
 import importlib
 import json
 import linecache
@@ -166,12 +167,14 @@ def _set_attributes(module: Any, attributes: dict[str, bytes]) -> None:
     import cloudpickle
 
     for name, pickled in attributes.items():
+        *owners, last = name.split(".")
+        owner = functools.reduce(getattr, owners, module)
         try:
-            is_same = cloudpickle.dumps(vars(module).get(name, _NONE), pickle.HIGHEST_PROTOCOL) == pickled
+            is_same = cloudpickle.dumps(vars(owner).get(last, _NONE), pickle.HIGHEST_PROTOCOL) == pickled
         except Exception:  # whatever its own __reduce__ raises
             is_same = False
         if not is_same:
-            setattr(module, name, pickle.loads(pickled))
+            setattr(owner, last, pickle.loads(pickled))
 
 
 def _run_cell(source: str, name: str, flags: int, namespace: dict[str, Any]) -> Any:
