@@ -21,6 +21,7 @@ from types import CodeType, FunctionType, MethodType, ModuleType
 from typing import Any
 
 import cloudpickle
+import numpy as np
 
 from workshop_utils.jobs import JobError
 from workshop_utils.jobs.function import is_installed
@@ -85,7 +86,8 @@ def packed(program: Any, arguments: Mapping[str, Any], variables: Mapping[str, A
     """A call, or with `program` None a cell's variables, as a pickle. Raises JobError if it is too large."""
     try:
         with _by_value(program):
-            return _Pickler((program, dict(arguments), dict(variables), modules)).pickle
+            whole = (program, dict(arguments), dict(variables), modules)
+            return _Pickler(whole, [*arguments.values(), *variables.values()]).pickle
     except Exception as error:
         raise JobError(_refusal(program, {**arguments, **variables}, error)) from None
 
@@ -213,6 +215,19 @@ class _RanksMain(dict[str, Any]):
     """Stands for the variables of the rank's `__main__`."""
 
 
+def _wholes(values: Iterable[Any]) -> set[int]:
+    """The ids of arrays that are to be sent as one, since some of `values` are parts of them and may overlap."""
+    arrays = [each for each in values if type(each) is np.ndarray]
+    pairs = itertools.permutations(arrays, 2)
+    wholes = [each for each in arrays if each.base is None]
+    wholes += [one.base for one, other in pairs if one.base is not None and np.may_share_memory(one, other)]
+    return {
+        id(each)
+        for each in wholes
+        if type(each) is np.ndarray and each.flags.c_contiguous and not each.dtype.hasobject
+    }
+
+
 class _Pickler(cloudpickle.Pickler):
     """The `pickle` of a value, in which functions of `__main__` use the variables of the rank's.
 
@@ -221,12 +236,13 @@ class _Pickler(cloudpickle.Pickler):
         modules: the user's own that it imports.
     """
 
-    def __init__(self, value: Any) -> None:
+    def __init__(self, value: Any, beside: Iterable[Any] = ()) -> None:
         file = _Limited()
         super().__init__(file, protocol=pickle.HIGHEST_PROTOCOL)
         self.names, self.modules = set[str](), set[str]()
         self._main = vars(sys.modules["__main__"])
         self.globals_ref[id(self._main)] = _RanksMain()
+        self._wholes, self._storages = _wholes(beside), dict[Any, Any]()
         self.dump(value)
         self.pickle = file.getvalue()
 
@@ -251,12 +267,28 @@ class _Pickler(cloudpickle.Pickler):
             return make, tuple(value.co_filename if part == "<dynamic-code>" else part for part in parts)
         if isinstance(value, io.IOBase):  # cloudpickle would send what is in it
             raise TypeError("it is an open file")
-        if type(value).__module__ == "torch" and getattr(value, "is_cuda", False):
-            raise TypeError("it is on a GPU, where ranks may not find it; send it as `.cpu()`")
+        if type(value) is np.ndarray and value.base is not None and id(value.base) in self._wholes:
+            offset = value.__array_interface__["data"][0] - value.base.__array_interface__["data"][0]
+            return type(value), (value.shape, value.dtype, value.base, offset, value.strides)
+        if type(value).__module__ == "torch" and type(value).__name__ == "Tensor":
+            return self._reduced_tensor(value)
         reduced = super().reducer_override(value)
         if isinstance(value, ModuleType | FunctionType | type):
             self._note(value, reduced)
         return reduced
+
+    def _reduced_tensor(self, tensor: Any) -> Any:
+        if tensor.is_cuda:
+            raise TypeError("it is on a GPU, where ranks may not find it; send it as `.cpu()`")
+        if tensor.grad_fn is not None:
+            raise TypeError(
+                "it has been computed, and no gradient would flow back on a rank; send it as `.detach()`"
+            )
+        make, parts = tensor.__reduce_ex__(pickle.HIGHEST_PROTOCOL)
+        if make.__name__ == "_rebuild_tensor_v2":  # parts of one tensor remain that
+            storage = self._storages.setdefault((tensor.untyped_storage().data_ptr(), tensor.dtype), parts[0])
+            parts = (storage, *parts[1:])
+        return make, parts
 
     def _note(self, value: ModuleType | FunctionType | type, reduced: Any) -> None:
         module = value.__name__ if isinstance(value, ModuleType) else str(value.__module__)
