@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import contextlib
 import dis
+import functools
 import hashlib
 import inspect
 import io
@@ -19,6 +20,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from types import CodeType, FunctionType, MethodType, ModuleType
 from typing import Any
+from weakref import WeakKeyDictionary, WeakValueDictionary
 
 import cloudpickle
 import numpy as np
@@ -30,8 +32,14 @@ from workshop_utils.training import settings
 
 MOST_BYTES = 16 * 1024**2
 
-# The generators of which `random.random`, `np.random.rand` and the like are methods; a rank has its own.
-GLOBAL_GENERATORS = {"random": "_inst", "numpy.random.mtrand": "_rand", "torch": "default_generator"}
+# Of which a rank has its own: generators whose methods are `random.random`, `np.random.rand` and the like, and what
+# stands for the absent default of a dataclass's field.
+RANKS_OWN = {
+    "random": "_inst",
+    "numpy.random.mtrand": "_rand",
+    "torch": "default_generator",
+    "dataclasses": "MISSING",
+}
 
 # A cell's source, its file name, what it calls that through which its rank speaks, and flags for the compiler.
 Cell = tuple[str, str, str, int]
@@ -259,20 +267,34 @@ class _Pickler(cloudpickle.Pickler):
             return getattr, (sys.modules["builtins"], "display")
         if type(value).__name__ in ("ExitAutocall", "ZMQExitAutocall"):
             return getattr, (sys.modules["builtins"], "exit")
-        for module, name in GLOBAL_GENERATORS.items():
+        for module, name in RANKS_OWN.items():
             if value is getattr(sys.modules.get(module), name, None):
                 return getattr, (sys.modules[module], name)
         if isinstance(value, CodeType):  # cloudpickle 3.1.3 leaves its file out, which a traceback names
             make, parts = cloudpickle.Pickler.dispatch_table[CodeType](value)
             return make, tuple(value.co_filename if part == "<dynamic-code>" else part for part in parts)
-        if isinstance(value, io.IOBase):  # cloudpickle would send what is in it
+        # cloudpickle would send what is in it
+        if isinstance(value, io.IOBase) and not isinstance(value, io.BytesIO | io.StringIO):
             raise TypeError("it is an open file")
+        if isinstance(value, functools._lru_cache_wrapper) and value.__module__ == "__main__":
+            parameters = value.cache_parameters().values()  # else its name is looked for, which comes later
+            return type(value), (value.__wrapped__, *parameters, functools._CacheInfo), vars(value)
+        if type(value) is functools.cached_property:  # before Python 3.12 it holds a lock
+            return type(value), (value.func,), {"attrname": value.attrname}
+        if isinstance(value, WeakKeyDictionary | WeakValueDictionary):  # as in functools.singledispatch
+            return type(value), (dict(value),)
         if type(value) is np.ndarray and value.base is not None and id(value.base) in self._wholes:
             offset = value.__array_interface__["data"][0] - value.base.__array_interface__["data"][0]
             return type(value), (value.shape, value.dtype, value.base, offset, value.strides)
         if type(value).__module__ == "torch" and type(value).__name__ == "Tensor":
             return self._reduced_tensor(value)
+        if isinstance(value, ModuleType) and value.__name__ not in sys.modules:  # its functions would lose it
+            raise TypeError("it is a module that no import has made")
         reduced = super().reducer_override(value)
+        # cloudpickle 3.1.3 leaves out where a class is defined, and which attributes its instances may have.
+        if isinstance(reduced, tuple) and getattr(reduced[0], "__name__", "") == "_make_skeleton_class":
+            body = {"__qualname__": value.__qualname__, "__slots__": vars(value).get("__slots__")}
+            reduced[1][3].update({name: each for name, each in body.items() if each})
         if isinstance(value, ModuleType | FunctionType | type):
             self._note(value, reduced)
         return reduced
@@ -335,7 +357,7 @@ def _variables(program: Any, arguments: Mapping[str, Any]) -> Iterator[tuple[str
         elif isinstance(value, type):
             classes.append((name, value))
             waiting += [(name, each) for each in vars(value).values() if isinstance(each, FunctionType)]
-        elif not isinstance(value, FunctionType | ModuleType):
+        elif not isinstance(value, FunctionType):
             yield name, value
         elif (
             isinstance(value, FunctionType) and value not in seen and not is_installed(str(value.__module__))
