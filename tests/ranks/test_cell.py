@@ -1,16 +1,20 @@
 """The cell magic %%ranks, in IPython's shell and in a notebook's kernel."""
 
 import atexit
+import io
+import logging
 import os
 import random
 import re
 import signal
 import sys
+from pathlib import Path
 from textwrap import dedent
 
 import nbformat
 import psutil
 import pytest
+import yaml
 from conftest import eventually
 from IPython.core.interactiveshell import InteractiveShell
 from IPython.utils.capture import capture_output
@@ -494,3 +498,46 @@ def test_ranks_that_stay_are_only_called_as_they_were_begun(kept):
     kept("%ranks stop")
     assert kept("%%ranks 2 --keep --network 1Gbit\n1;") == (None, "")
     assert "UsageError: %ranks knows `%ranks stop`" in kept("%ranks start")[1]
+
+
+CELLS = yaml.safe_load(Path(__file__).with_name("cells.yaml").read_text(encoding="utf-8"))
+
+
+def outcome(shell, cell, shown):
+    """What a cell gives: the text of its value, its lines, and its error, as far as it has them."""
+    shown.seek(0), shown.truncate()
+    result = shell.run_cell(cell, store_history=True)
+    value, error = result.result, result.error_before_exec or result.error_in_exec
+    if isinstance(value, Results):
+        value = value.values if len(value) > 1 else value.values[0]
+    lines = shown.getvalue().partition(f"Out[{shell.execution_count - 1}]: ")[0].splitlines()
+    text = f"{type(error).__name__}: {error}".removesuffix(": ") if error else ""
+    raised = re.match(r"RanksFailed: rank \d of 1 raised (.*)\.\n", text)
+    whole = {
+        "value": repr(value) if value is not None else "",
+        "lines": [re.sub(r"^\[\d\] ", "", line) for line in lines],
+        "error": raised[1] if raised else text,
+    }
+    return {name: each for name, each in whole.items() if each}
+
+
+@pytest.mark.parametrize("situation", CELLS)
+def test_a_cell_on_ranks_does_what_a_plain_cell_does(situation, shell, tmp_path, monkeypatch):
+    entry, shown = CELLS[situation], io.StringIO()
+    for name in ("stdout", "stderr"):  # for all cells, since a handler of logging keeps its stream
+        monkeypatch.setattr(sys, name, shown)
+    monkeypatch.setattr(logging.root, "handlers", [])  # pytest's
+    monkeypatch.setattr(shell, "_showtraceback", lambda *_: None)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    shell.reset(new_session=False)
+    shell.compile.reset_compiler_flags()
+    assert "error" not in (made := outcome(shell, entry["notebook"], shown)), made
+    on_ranks = outcome(shell, f"%%ranks {entry.get('ranks', 1)}\n{entry['cell']}", shown)
+    # Only now, since a cell on ranks leaves the notebook as it was.
+    plain = None if "ranks" in entry else outcome(shell, entry["cell"], shown)
+    shell.run_cell(entry.get("after", ""))
+    if plain is not None:
+        assert ("error" in plain) == entry.get("raises", False), plain
+        assert ("differs" in entry) == (plain != entry.get("instead", plain)), plain
+    assert on_ranks == entry.get("instead", plain)
