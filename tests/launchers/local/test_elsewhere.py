@@ -135,14 +135,14 @@ def a_hang_has_its_stacks():
         communicator.barrier()
 
     with pytest.raises(RanksFailed) as failure:
-        on_ranks(2, stuck, timeout="6s")
+        on_ranks(2, stuck, timeout="12s")
     assert re.search(r"rank 1 waits at .*\(in stuck\)", str(failure.value)), failure.value
     Path("train.py").write_text(
         "import subprocess, sys, time\nfrom workshop_utils import place\n"
         "if len(sys.argv) == 1:\n    subprocess.run([sys.executable, __file__, 'below'])\n"
         "place.here()\ntime.sleep(1000)\n"
     )
-    job = TrainingJob(name="below", folder=Path.cwd(), strategy="single", timeout="3s")
+    job = TrainingJob(name="below", folder=Path.cwd(), strategy="single", timeout="10s")
     with pytest.raises(
         RunFailed, match=r"(?s)worker-0 waits at train\.py, line 6 .*The stack of worker-0.*<module>"
     ):
