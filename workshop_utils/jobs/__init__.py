@@ -417,7 +417,7 @@ class TrainingJob(Description):
         """A job whose workers each call `program(group, **arguments)`, as `on_ranks` does, on any target.
 
         Its script holds the source of the function, and of the names that it uses (`jobs.function`). It stays in the
-        cache folder, as `job.folder`.
+        cache folder for a week, as `job.folder`.
 
         Args:
             program: a function that `def` made, in a cell or a file.
