@@ -423,6 +423,19 @@ def test_ranks_that_stay_keep_their_folder_and_variables_of_the_environment(kept
     assert values(kept(cell)) == [(str(tmp_path), "own", "1")]
 
 
+def test_ranks_that_stay_have_the_settings_that_either_side_made_last(kept):
+    import numpy as np
+
+    cell = "%%ranks 1 --keep\nimport numpy as np\nnp.geterr()['over'], str(np.ones(1) / 3)"
+    with np.errstate(over="ignore"):
+        assert values(kept(cell)) == [("ignore", "[0.33333333]")]
+        kept("%%ranks 1 --keep\nnp.seterr(over='raise');")
+        with np.printoptions(precision=2):
+            assert values(kept(cell)) == [("raise", "[0.33]")]
+        np.seterr(over="print")
+        assert values(kept(cell)) == [("print", "[0.33333333]")]
+
+
 def test_what_a_kept_cell_assigns_counts_until_the_notebook_assigns_it(kept):
     kept("rate, other = 1, [1]\ndef rates():\n    return rate, other")
     assert values(kept("%%ranks 2 --keep\nrate = 2\nrates()")) == [(2, [1])] * 2

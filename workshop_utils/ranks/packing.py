@@ -257,14 +257,11 @@ class _Pickler(cloudpickle.Pickler):
     def reducer_override(self, value: Any) -> Any:
         if isinstance(value, _RanksMain):
             return vars, (sys.modules["__main__"],)
-        # IPython's own `open`, whose import would take a second.
-        if isinstance(value, FunctionType) and value.__name__ == "_modified_open":
-            return getattr, (sys.modules["builtins"], "open")
-        if isinstance(value, FunctionType) and (value.__module__, value.__name__) == (
-            "IPython.core.display_functions",
-            "display",
-        ):
-            return getattr, (sys.modules["builtins"], "display")
+        # Of IPython, whose import would take a second.
+        if isinstance(value, FunctionType) and str(value.__module__).startswith("IPython."):
+            names = {"_modified_open": "open", "display": "display"}
+            if value.__name__ in names:
+                return getattr, (sys.modules["builtins"], names[value.__name__])
         if type(value).__name__ in ("ExitAutocall", "ZMQExitAutocall"):
             return getattr, (sys.modules["builtins"], "exit")
         for module, name in RANKS_OWN.items():

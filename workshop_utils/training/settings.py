@@ -15,6 +15,7 @@ from importlib.machinery import ModuleSpec, PathFinder
 from operator import attrgetter
 from typing import Any
 
+_applied: dict[str, dict[str, Any]] = {}
 _waiting: dict[str, Callable[[Any], None]] = {}  # for the import of a module
 
 
@@ -35,6 +36,8 @@ def _set_loggers(**loggers: tuple[int, bool, list[Any]]) -> None:
         logger = logging.getLogger(name)
         logger.setLevel(level)
         logger.propagate = propagates
+        if formatters:
+            logger.handlers.clear()
         for formatter in formatters:
             logger.addHandler(logging.StreamHandler())
             logger.handlers[-1].setFormatter(formatter)
@@ -95,9 +98,11 @@ def apply(settings: dict[str, bytes]) -> None:
     """Have here the settings that were `gathered` there, where they differ."""
 
     def set_in(module: Any) -> None:
-        here = _SETTINGS[module.__name__](module)
-        for setter, value in pickle.loads(settings[module.__name__]).items():
-            if here[setter] != value:
+        here, new = _SETTINGS[module.__name__](module), pickle.loads(settings[module.__name__])
+        before = _applied.get(module.__name__, here)  # what a rank that stays has set itself since then stays
+        _applied[module.__name__] = new
+        for setter, value in new.items():
+            if value not in (here[setter], before[setter]):
                 call = globals()[setter] if setter in globals() else attrgetter(setter)(module)
                 named, listed = (value, ()) if isinstance(value, dict) else ({}, value)
                 call(*(listed if isinstance(listed, tuple) else [listed]), **named)
