@@ -221,7 +221,7 @@ def out_of_space(path):
 @pytest.mark.parametrize(
     ("failure", "code", "sentence"),
     [
-        (interrupted, 130, "stopped in 00_own; its kernel has ended"),
+        (interrupted, 130, "stopped in 00_own; what was executed is in "),
         (out_of_space, 1, "00_own.ipynb: OSError: [Errno 28] No space left on device\n"),
     ],
 )

@@ -89,7 +89,7 @@ def run_lessons(
                 lesson = execute(notebook, output / notebook.name, values.get(notebook, {}))
             except KeyboardInterrupt:
                 bar.close()
-                print(f"stopped in {notebook.stem}; its kernel has ended, what was executed is in {output}")
+                print(f"stopped in {notebook.stem}; what was executed is in {output}")
                 return 130
             mark = "FAILED" if lesson.error else "ok"
             bar.write(f"  {notebook.stem:<40} {mark:<7} {lesson.seconds:6.1f} s")
