@@ -46,6 +46,7 @@ def main() -> int:
     # Imported only now, from where the notebook imports it, and not from what travels with a job.
     from workshop_utils import place
     from workshop_utils.comm.process_group import process_group
+    from workshop_utils.training.settings import apply
 
     if "WORKSHOP_EMULATED_DEVICE" in os.environ:
         from workshop_utils.training import emulated_device
@@ -53,6 +54,7 @@ def main() -> int:
         emulated_device.switch_on()
     builtins.input, place.load = _no_input, _load_digits
     here = place.here()
+    apply(request["settings"])
     _show_as_a_cell_does(str(folder / here.name))
     error = folder / f"{here.name}.error"
     main_module = sys.modules["__main__"] = types.ModuleType("__main__")  # in place of this program
@@ -77,6 +79,7 @@ def main() -> int:
                     break
                 (folder / f"{here.name}.value").unlink(missing_ok=True)
                 request = _read(folder / name, request)
+                apply(request["settings"])
     except BaseException:
         return 1
     return 0
@@ -108,10 +111,8 @@ def _result_of(request: dict[str, Any], group: Any, here: Any) -> bytes:
     """What the program returned and sent on this rank, and which names of `__main__` it bound, pickled."""
     import cloudpickle
 
-    from workshop_utils.training.settings import apply
     from workshop_utils.training.tcp_bytes import count_bytes
 
-    apply(request["settings"])
     communicator = group if request["framework"] is None else None
     program, arguments, variables, modules = pickle.loads(request["call"])
     namespace = vars(sys.modules["__main__"])
