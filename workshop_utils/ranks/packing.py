@@ -19,7 +19,7 @@ from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import CodeType, FunctionType, MethodType, ModuleType
-from typing import Any
+from typing import Any, NewType
 from weakref import WeakKeyDictionary, WeakValueDictionary
 
 import cloudpickle
@@ -276,6 +276,8 @@ class _Pickler(cloudpickle.Pickler):
         if isinstance(value, functools._lru_cache_wrapper) and value.__module__ == "__main__":
             parameters = value.cache_parameters().values()  # else its name is looked for, which comes later
             return type(value), (value.__wrapped__, *parameters, functools._CacheInfo), vars(value)
+        if isinstance(value, NewType) and value.__module__ == "__main__":
+            return type(value), (value.__name__, value.__supertype__), {"__module__": "__main__"}
         if type(value) is functools.cached_property:  # before Python 3.12 it holds a lock
             return type(value), (value.func,), {"attrname": value.attrname}
         if isinstance(value, WeakKeyDictionary | WeakValueDictionary):  # as in functools.singledispatch
