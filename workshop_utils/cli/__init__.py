@@ -5,8 +5,9 @@ from __future__ import annotations
 import contextlib
 import signal
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from io import TextIOWrapper
+from itertools import chain
 from pathlib import Path
 from typing import Annotated
 
@@ -266,6 +267,9 @@ def lab(folder: Lessons = None) -> None:
     is_new = not folder.exists()
     copies = editions.copy_for_learner(folder)
     _tell(copies)
+    from workshop_utils.ranks import trial
+
+    trial.in_background()
     open_lab(next(iter(copies)) if is_new else folder)
 
 
@@ -302,11 +306,20 @@ def grade(
 
 
 @app.command()
-def doctor() -> None:
+def doctor(
+    with_trials: Annotated[
+        bool, typer.Option("--try", help="Start two ranks of each framework, too; 1 if some fail.")
+    ] = False,
+) -> None:
     """Say what this machine has, and what that means for the lessons."""
     from workshop_utils.setup import doctor as machine
 
-    machine.show(machine.examine())
+    findings: Iterable[machine.Finding] = machine.examine()
+    if with_trials:
+        from workshop_utils.ranks import trial
+
+        findings = chain(findings, trial.results())
+    raise typer.Exit(int(machine.show(findings) > 0 and with_trials))
 
 
 @app.command()

@@ -11,7 +11,7 @@ from __future__ import annotations
 import contextlib
 import platform
 import shutil
-from collections.abc import Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
 from typing import Literal
@@ -79,16 +79,18 @@ def examine() -> list[Finding]:
     ]  # fmt: skip
 
 
-def show(findings: Sequence[Finding]) -> None:
-    """Print the findings, one to a line, and a conclusion."""
+def show(findings: Iterable[Finding]) -> int:
+    """Print the findings as they come, one to a line, and a conclusion; return how many there are to mend."""
+    states = []
     for finding in findings:
-        print(finding)
-    states = [finding.state for finding in findings]
+        print(finding, flush=True)
+        states.append(finding.state)
     if count := states.count("missing"):
         print(f"\n{count} to mend before all lessons can run here.")
     else:
         limits = ", but for what is marked –" if "limited" in states else ""
         print(f"\nAll lessons can run here{limits}.")
+    return count
 
 
 def _system() -> Finding:
@@ -130,10 +132,15 @@ def _extra(name: str) -> Finding:
         remedy += ", or run a lesson that needs it"
     if lacking := horovod_build.missing_build_tools() if name == "horovod" else []:
         remedy = f"{horovod_build.install_command(lacking)}, then {remedy}"
-    if not optional.missing(name) and (name != "horovod" or horovod_build.has_horovod()):
+    if is_installed(name):
         return Finding(name, "good", f"{_version(optional.MODULES[name][0])}: {PURPOSES[name]}")
     state: Condition = "missing" if name in REQUIRED else "limited"
     return Finding(name, state, f"not installed: {PURPOSES[name]}", remedy)
+
+
+def is_installed(name: str) -> bool:
+    """Whether an extra's packages are there; Horovod must have been built for these frameworks."""
+    return not optional.missing(name) and (name != "horovod" or horovod_build.has_horovod())
 
 
 def _version(package: str) -> str:

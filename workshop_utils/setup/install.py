@@ -187,16 +187,21 @@ def _log() -> Path:
     return cache_folder() / "install" / f"{environment}.log"
 
 
-def main(parent: int, extras: Sequence[str]) -> int:
-    """Install `extras` at the lowest priority, for no longer than the process `parent` lives; the exit code."""
+def end_with(parent: int) -> None:
+    """Have this process go on at the lowest priority, for no longer than its `parent` lives."""
 
-    def end_with_parent() -> None:
+    def watch() -> None:
         while os.getppid() == parent:
             time.sleep(0.2)
         os.kill(os.getpid(), signal.SIGTERM)
 
     os.nice(19)
-    threading.Thread(target=end_with_parent, daemon=True).start()
+    threading.Thread(target=watch, daemon=True).start()
+
+
+def main(parent: int, extras: Sequence[str]) -> int:
+    """Install `extras` in the background of the process `parent`; the exit code."""
+    end_with(parent)
     return logged_command.exit_code(partial(install, extras, in_background=True), "The installation stopped")
 
 

@@ -1,0 +1,149 @@
+"""Two ranks of each framework are tried: what works, what fails and why, and that nothing of it is left."""
+
+import json
+import os
+import re
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+from conftest import eventually, marked_processes
+from typer.testing import CliRunner
+
+from workshop_utils import cli
+from workshop_utils.ranks import trial
+
+NOTEBOOKS = Path(__file__).parents[2] / "notebooks"
+
+
+def wait(_):
+    time.sleep(1000)
+
+
+def half(communicator):
+    return 1.0 + communicator.rank
+
+
+def full(_):
+    raise OSError(28, "No space left on device")
+
+
+@pytest.fixture
+def only(monkeypatch):
+    """Leave one trial of a program, for lesson 99, under the name of a framework."""
+
+    def leave(program, name="ranks"):
+        monkeypatch.setattr(trial, "TRIALS", {name: (program, "99")})
+
+    return leave
+
+
+def test_the_lessons_of_a_framework_are_those_whose_ranks_use_it():
+    for path in NOTEBOOKS.glob("*.ipynb"):
+        cells = json.loads(path.read_text(encoding="utf-8"))["cells"]
+        code = "\n".join("".join(cell["source"]) for cell in cells if cell["cell_type"] == "code")
+        for framework in re.findall(r'framework="(\w+)"', code):
+            listed = re.findall(r"(\d\d)(?: to (\d\d))?", trial.TRIALS[framework][1])
+            number = int(path.name[:2])
+            assert any(int(first) <= number <= int(last or first) for first, last in listed), path.name
+
+
+@pytest.mark.processes
+@pytest.mark.usefixtures("nothing_is_left")
+@pytest.mark.parametrize(
+    ("program", "says"),
+    [
+        (
+            wait,
+            r"did not end within 3 s. rank 0, rank 1 wait at test_trial.py, line \d+ \(in wait\)\.\n +→ a firewall",
+        ),
+        (half, r"the sum of their two ones is \[1.0, 2.0\]\n"),
+        (
+            full,
+            r"raised OSError: \[Errno 28\] No space left on device.*\n +→ A disk is full: free some of it",
+        ),
+    ],
+)
+def test_what_fails_is_named_with_its_first_cause_the_lessons_and_what_to_do(program, says, only):
+    only(program)
+    (finding,) = trial.results("3s")
+    assert str(finding).startswith("✗ ranks           two ranks fail, as would lessons 99: ")
+    assert re.search(says, str(finding)), finding
+
+
+@pytest.mark.processes
+@pytest.mark.usefixtures("nothing_is_left")
+@pytest.mark.parametrize(
+    ("name", "end"), [("ranks", "work together, also over slow links"), ("mpi", "work together")]
+)
+def test_what_works_is_said(name, end, monkeypatch):
+    monkeypatch.setattr(trial, "TRIALS", {name: trial.TRIALS[name]})
+    (finding,) = trial.results()
+    assert (finding.state, finding.text) == ("good", f"two ranks {end}")
+
+
+@pytest.mark.processes
+def test_what_fails_over_slow_links_alone_breaks_parts_of_lessons(only, monkeypatch):
+    monkeypatch.setattr(trial, "_sums", lambda _, link, __: [2.0, 2.0 if link is None else 0.0])
+    only(wait)
+    (finding,) = trial.results()
+    assert finding.text.startswith("two ranks over slow links fail, as would parts of lessons 99: the sum of")
+
+
+@pytest.mark.processes
+def test_the_check_up_s_exit_code_says_whether_a_trial_failed(only):
+    only(half)
+    said = CliRunner().invoke(cli.app, ["doctor", "--try"])
+    assert (said.exit_code, "as would lessons 99" in said.stdout) == (1, True)
+    assert "\n1 to mend before all lessons can run here." in said.stdout
+    assert CliRunner().invoke(cli.app, ["doctor"]).exit_code == 0
+
+
+# In the background
+
+
+def tried(cache, program):
+    """What the background process says, with `program` for its only trial."""
+    code = f"""
+import os, test_trial
+from workshop_utils.ranks import trial
+trial.TRIALS = {{"ranks": ({program}, "99")}}
+trial.main(os.getppid())
+"""
+    path = os.pathsep.join(map(str, [Path(__file__).parent, *sys.path]))
+    variables = {**os.environ, "WORKSHOP_CACHE": str(cache), "PYTHONPATH": path}
+    done = subprocess.run([sys.executable, "-c", code], env=variables, capture_output=True, text=True)
+    assert (done.returncode, done.stdout) == (0, "")
+    return done.stderr
+
+
+@pytest.mark.processes
+@pytest.mark.usefixtures("nothing_is_left")
+def test_the_lab_is_told_what_fails_until_all_has_worked_once(tmp_path):
+    for _ in range(2):
+        said = tried(tmp_path, "test_trial.half")
+        assert said.startswith("✗ ranks           two ranks fail, as would lessons 99: ")
+        assert said.endswith("`workshop doctor --try` tries it again.\n")
+    assert tried(tmp_path, "trial._ring") == ""
+    assert tried(tmp_path, "test_trial.half") == ""  # it is not tried again
+
+
+@pytest.mark.processes
+@pytest.mark.usefixtures("nothing_is_left")
+def test_a_killed_lab_leaves_nothing_of_it(tmp_path):
+    before = set(marked_processes())
+    code = "import time; from workshop_utils.ranks import trial; trial.in_background(); time.sleep(1000)"
+    lab = subprocess.Popen([sys.executable, "-c", code], env={**os.environ, "WORKSHOP_CACHE": str(tmp_path)})
+    with lab:
+
+        def ranks():
+            return [
+                pid for pid, words in marked_processes().items() if "--warm" in words and pid not in before
+            ]
+
+        assert eventually(ranks)
+        assert {os.getpriority(os.PRIO_PROCESS, pid) for pid in ranks()} == {19}
+        lab.kill()
+    assert eventually(lambda: set(marked_processes()) <= before), marked_processes()
