@@ -79,8 +79,9 @@ def test_an_import_waits_for_what_is_being_installed_and_shows_it(kernel, tmp_pa
         for _ in range(2):
             assert process.stdout.readline().startswith("Installing greeting in the background.")
         assert process.stdout.readline() == "going on, without None\n"  # a question is answered at once
-        assert eventually((tmp_path / "called").exists, SECONDS)
-        assert (tmp_path / "called").read_text().split()[-2:] == [str(process.pid), "greeting"]
+        called = tmp_path / "called"
+        assert eventually(lambda: called.exists() and called.read_text().endswith("\n"), SECONDS)
+        assert called.read_text().split()[-2:] == [str(process.pid), "greeting"]
         (tmp_path / "go").touch()
         told = process.stdout.read()
     assert "The cell goes on when that is finished." in told
