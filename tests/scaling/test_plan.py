@@ -1,6 +1,5 @@
 """A planned run: the best that is allowed, a reason for all else, and hours like published ones."""
 
-import json
 import math
 import re
 
@@ -97,23 +96,6 @@ def test_without_a_choice_all_machines_with_a_price_are_looked_at():
         plan_run("gpt2", 1e9, instances=["trn2.48xlarge"])
 
 
-def test_a_file_of_instances_replaces_prices_and_is_what_is_looked_at(tmp_path):
-    file = tmp_path / "mine.yaml"
-    file.write_text(
-        "p5.48xlarge: {dollars_an_hour: 30}\n"
-        "cupboard: {accelerator: RTX 4090, accelerators: 2, memory: 24GB, memory_bandwidth: 1008GB,\n"
-        "  flops_per_second: {bfloat16: 165.0e12}, inner: 200Gbit, network: 10Gbit, dollars_an_hour: 0.5}\n"
-    )
-    alone = plan_run("gpt2", 1e9, instances=[file]).instances
-    assert list(alone) == ["p5.48xlarge", "cupboard"]
-    assert alone["cupboard"].network_bytes_per_second == 1.25e9
-    both = plan_run("gpt2", 1e9, instances=[str(file), "p5.48xlarge", "g5.xlarge"]).instances
-    assert {name: each.dollars_an_hour for name, each in both.items()} == {
-        "p5.48xlarge": 30,
-        "g5.xlarge": 1.006,
-    }
-
-
 # The command.
 
 
@@ -134,9 +116,7 @@ def test_the_command_prints_the_plan_and_says_by_its_exit_code_whether_there_is_
     code, output = command("--budget", "10")
     assert code == 1
     assert "The budget alone is too tight" in output
-    code, output = command("--fastest", "--json", "--batch", "262144")
-    found = json.loads(output)
+    code, output = command("--fastest", "--batch", "262144")
     assert code == 0
-    assert found["steps"] == math.ceil(100e9 / 262144)
-    assert found["best"]["instance"] == "p5.48xlarge"
-    assert found["best"]["layout"]["data"] >= 1
+    assert f"in {math.ceil(100e9 / 262144):,} steps of" in output
+    assert re.search(r"Best: \d+ × p5.48xlarge", output)

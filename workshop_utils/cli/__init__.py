@@ -42,7 +42,7 @@ DEVICE = (
 NETWORK = (
     "A slow link for each process, not for what it starts: 100Mbit, or bandwidth=100Mbit,worker-1=10Mbit."
 )
-INSTANCES = "Which EC2 instances to look at, with commas between; a YAML file adds or replaces some."
+INSTANCES = "Which EC2 instances to look at, with commas between."
 
 
 @app.command(cls=WithWords)
@@ -324,21 +324,18 @@ def doctor(
 
 @app.command()
 def plan(
-    model: Annotated[str, typer.Argument(help="Such as llama-3.1-8b; or a config.json, or a YAML file.")],
+    model: Annotated[str, typer.Argument(help="Such as llama-3.1-8b.")],
     tokens: Annotated[float, typer.Option(help="How many tokens to train on, such as 100e9.")],
     deadline: Annotated[str | None, typer.Option(help="How long it may take, such as 14d or 36h.")] = None,
     budget: Annotated[float | None, typer.Option(help="What it may cost, in dollars.")] = None,
     instances: Annotated[str | None, typer.Option(help=INSTANCES)] = None,
     batch: Annotated[float | None, typer.Option(help="Tokens in a step; by default as published.")] = None,
     fastest: Annotated[bool, typer.Option("--fastest", help="Minimize time instead of cost.")] = False,
-    as_json: Annotated[bool, typer.Option("--json", help="Print JSON, for another program.")] = False,
 ) -> None:
     """Plan a training run: the layout, how many of which machines, how long and how much; starts nothing.
 
     The exit code is 1 if nothing meets the limits; the answer then says what would be enough.
     """
-    import json
-
     from workshop_utils.scaling.plan import plan_run
 
     found = plan_run(
@@ -350,7 +347,7 @@ def plan(
         batch_tokens=batch,
         fastest=fastest,
     )
-    typer.echo(json.dumps(found.as_dict(), indent=2) if as_json else str(found))
+    typer.echo(str(found))
     raise typer.Exit(0 if found.best else 1)
 
 

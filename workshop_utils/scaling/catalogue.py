@@ -1,7 +1,6 @@
 """What there is to plan with: transformers by their sizes, and instances by what they can do and cost.
 
     model("llama-3.1-8b").parameters                  # 8030261248, counted from its sizes
-    model("my-model/config.json")                     # as Hugging Face writes it; or a YAML file of our own fields
     instance("p5.48xlarge").dollars_an_hour           # on demand, dated: see data/instances.yaml
 
 The instances' prices are EC2's. SageMaker asks others, which stand with its launcher.
@@ -10,15 +9,14 @@ The instances' prices are EC2's. SageMaker asks others, which stand with its lau
 from __future__ import annotations
 
 import difflib
-import json
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated, Any, Literal, TypeVar
+from typing import Annotated, Literal, TypeVar
 
 import yaml
 from pydantic import BeforeValidator, ConfigDict, Field, PositiveFloat, PositiveInt, model_validator
 
-from workshop_utils.jobs import Description, JobError
+from workshop_utils.jobs import Description
 from workshop_utils.jobs.quantities import bytes_of, bytes_per_second_of, seconds_of
 
 DATA = Path(__file__).parent / "data"
@@ -27,7 +25,7 @@ GUESS = "a guess by likeness"
 
 
 class CatalogueError(ValueError):
-    """A model or an instance that is unknown, or badly described; the message names it and what would be right."""
+    """A model or an instance that is unknown; the message names it and what would be right."""
 
 
 class Transformer(Description):
@@ -173,102 +171,34 @@ E = TypeVar("E", bound=Description)
 
 def models() -> Mapping[str, Transformer]:
     """All transformers of the catalogue, by name."""
-    return load(Transformer, DATA / "models.yaml")
+    return load(Transformer, "models")
 
 
-def model(name: str | Path | Transformer) -> Transformer:
-    """A transformer by its name, or from a file: YAML with Transformer's fields, or Hugging Face's config.json.
-
-    Raises:
-        CatalogueError: if no transformer has that name, the file cannot be read, or a field in it is wrong.
-    """
-    if isinstance(name, Transformer):
-        return name
-    path = Path(name)
-    if path.suffix == ".json":
-        return _entry(Transformer, path.parent.name or path.stem, _from_hugging_face(path))
-    if path.suffix in (".yaml", ".yml"):
-        return _entry(Transformer, path.stem, _read(path))
-    return pick("model", str(name), models(), "a YAML file or a config.json describes others")
+def model(name: str | Transformer) -> Transformer:
+    """A transformer by its name. Raises CatalogueError if no transformer has that name."""
+    return name if isinstance(name, Transformer) else pick("model", name, models(), Transformer)
 
 
-def instances(file: str | Path | None = None) -> Mapping[str, Instance]:
-    """All instances of the catalogue, by name; with `file`, which has the same form, those in it come on top.
-
-    An entry of `file` may leave fields out that the catalogue has, so that a price alone can be replaced.
-
-    Raises:
-        CatalogueError: if the file cannot be read, or a field in it is wrong.
-    """
-    return load(Instance, DATA / "instances.yaml", *([] if file is None else [Path(file)]))
+def instances() -> Mapping[str, Instance]:
+    """All instances of the catalogue, by name."""
+    return load(Instance, "instances")
 
 
-def instance(name: str | Path | Instance, known: Mapping[str, Instance] | None = None) -> Instance:
-    """An instance by its name, of `known` or of the catalogue.
-
-    Raises:
-        CatalogueError: if no instance has that name.
-    """
-    if isinstance(name, Instance):
-        return name
-    return pick("instance", str(name), known or instances(), "a file of yours may describe others")
+def instance(name: str | Instance) -> Instance:
+    """An instance by its name. Raises CatalogueError if no instance has that name."""
+    return name if isinstance(name, Instance) else pick("instance", name, instances(), Instance)
 
 
-def pick(kind: str, name: str, known: Mapping[str, E], otherwise: str) -> E:
-    """The entry of that name. Raises CatalogueError with the nearest one, or all and what to do `otherwise`."""
+def pick(field: str, name: str, known: Mapping[str, E], kind: type[E]) -> E:
+    """The entry of that name. Raises CatalogueError with the nearest one, or all and what describes others."""
     if name in known:
         return known[name]
     close = difflib.get_close_matches(name.lower(), known, n=1)
-    advice = f"did you mean {close[0]}?" if close else f"known are {', '.join(known)}; {otherwise}"
-    raise CatalogueError(f"{kind} is {name!r}; {advice}")
+    others = f"known are {', '.join(known)}; in Python, {kind.__name__}(...) describes others"
+    raise CatalogueError(f"{field} is {name!r}; {f'did you mean {close[0]}?' if close else others}")
 
 
-def load(kind: type[E], *paths: Path) -> dict[str, E]:
-    """The entries of all files, field by field; later ones replace earlier ones."""
-    entries: dict[str, Any] = {}
-    for path in paths:
-        for name, fields in _read(path).items():
-            if not isinstance(fields, Mapping):
-                raise CatalogueError(f"{path}: {name} must have fields, such as those of {kind.__name__}")
-            entries[name] = {**entries.get(name, {}), **fields}
-    return {name: _entry(kind, name, fields) for name, fields in entries.items()}
-
-
-def _read(path: Path, parse: Callable[[str], Any] = yaml.safe_load) -> dict[str, Any]:
-    try:
-        content = parse(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError, yaml.YAMLError) as error:
-        raise CatalogueError(f"{path} cannot be read: {error}") from None
-    if not isinstance(content, dict):
-        raise CatalogueError(f"{path} must have names and what belongs to them, as a mapping")
-    return content
-
-
-def _entry(kind: type[E], name: str, fields: Mapping[str, Any]) -> E:
-    try:
-        return kind(**{"name": name, **fields})
-    except JobError as error:
-        raise CatalogueError("\n".join(f"{name}.{line}" for line in str(error).splitlines())) from None
-
-
-LONGEST_SEQUENCE = 8192  # a context of 131,072, such as Llama 3.1's, is trained at the very end only
-
-
-def _from_hugging_face(path: Path) -> dict[str, Any]:
-    config, known = _read(path, json.loads), _read(DATA / "hugging_face.yaml")
-    kind = str(config.get("model_type"))
-    if kind not in known["kinds"]:
-        kinds = ", ".join(known["kinds"])
-        raise CatalogueError(
-            f"{path}: model_type is {kind!r}; it must be one of {kinds}. A YAML file can describe others"
-        )
-    names = [(ours, theirs) for ours, names in known["names"].items() for theirs in names]
-    fields = {ours: config[theirs] for ours, theirs in names if theirs in config}
-    sequence = min(fields.get("positions", LONGEST_SEQUENCE), LONGEST_SEQUENCE)
-    fields |= {**known["kinds"][kind], "sequence": sequence, "source": str(path)}
-    if kind == "bert" and {"width", "vocabulary"} <= fields.keys():
-        width = fields["width"]
-        fields["extra_parameters"] = width * width + 7 * width + fields["vocabulary"]
-    if "tie_word_embeddings" in config:
-        fields["tied"] = config["tie_word_embeddings"]
-    return fields
+def load(kind: type[E], name: str) -> dict[str, E]:
+    """The entries of data/NAME.yaml."""
+    entries = yaml.safe_load((DATA / f"{name}.yaml").read_text(encoding="utf-8"))
+    return {name: kind(name=name, **fields) for name, fields in entries.items()}

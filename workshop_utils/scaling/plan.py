@@ -13,10 +13,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from functools import cache, cached_property
-from pathlib import Path
-from typing import Any
 
 import pandas as pd
 
@@ -197,29 +195,13 @@ class TrainingPlan:
         lines += ["", *self.notes]
         return "\n".join(lines)
 
-    def as_dict(self) -> dict[str, Any]:
-        """For JSON: model, tokens, steps, best, runner_ups, rejected (by reason), verdict and notes."""
-        return {
-            "model": self.model.name,
-            "parameters": self.model.parameters,
-            "tokens": self.tokens,
-            "steps": self.steps,
-            "batch_tokens": self.batch_tokens,
-            "best": asdict(self.best) if self.best else None,
-            "runner_ups": [asdict(each) for each in self.runner_ups],
-            "layouts": len(self.table),
-            "rejected": self.rejected.to_dict(),
-            "verdict": self.verdict,
-            "notes": list(self.notes),
-        }
-
 
 def plan_run(
-    model: str | Path | Transformer,
+    model: str | Transformer,
     tokens: float,
     deadline: str | float | None = None,
     budget: float | None = None,
-    instances: Iterable[str | Path | Instance] | None = None,
+    instances: Iterable[str | Instance] | None = None,
     *,
     batch_tokens: float | None = None,
     machines: Sequence[int] = MACHINES,
@@ -231,11 +213,10 @@ def plan_run(
     machines wait are not in it. AWS's invoice is what counts.
 
     Args:
-        model: a name of the catalogue, a file as `catalogue.model` reads it, or a Transformer.
+        model: a name of the catalogue, or a Transformer.
         deadline: how long it may take, such as "14d" or seconds; any time by default.
         budget: what it may cost, in dollars; anything by default.
-        instances: which kinds to look at, one kind at a time: names, Instances, or a YAML file of them, which comes on
-            top of the catalogue; by default all whose price is known.
+        instances: which kinds to look at, one kind at a time: names or Instances; by default all whose price is known.
         batch_tokens: tokens in a step, rounded to whole sequences; by default the model's published ones.
         machines: how many of a kind to try.
         fastest: whether the best plan takes the fewest hours within the limits, and not the fewest dollars.
@@ -245,7 +226,7 @@ def plan_run(
 
     Raises:
         PlanError: for a number that cannot be, no instance to look at, or one without a price.
-        CatalogueError: for an unknown model or instance, or a file that is wrong.
+        CatalogueError: for an unknown model or instance.
     """
     transformer = catalogue.model(model)
     limit = math.inf if deadline is None else _checked_deadline(deadline) / HOUR
@@ -285,30 +266,19 @@ def effective_time(workers: int) -> float:
     return float(1 - lost_share(best_interval(SAVE_SECONDS, failure), SAVE_SECONDS, failure, RESTART_SECONDS))
 
 
-def _kinds(given: Iterable[str | Path | Instance] | None) -> tuple[dict[str, Instance], tuple[str, ...]]:
+def _kinds(given: Iterable[str | Instance] | None) -> tuple[dict[str, Instance], tuple[str, ...]]:
     """The instances to look at, by name, and what a reader should know of those that were left out."""
-    known = dict(catalogue.instances())
     if given is None:
+        known = catalogue.instances()
         priced = {name: each for name, each in known.items() if each.dollars_an_hour}
         missing = ", ".join(name for name in known if name not in priced)
         return priced, (f"Left out, as no price to rely on is known: {missing}.",) if missing else ()
-    chosen = [given] if isinstance(given, str) else list(given)
-    names = [each for each in chosen if isinstance(each, str | Path)]
-    files = [each for each in names if Path(each).suffix in (".yaml", ".yml")]
-    described: dict[str, Instance] = {}
-    # A file's own entries: `catalogue.instances` returns the catalogue's as well.
-    for file in files:
-        added = catalogue.instances(file).items()
-        described |= {name: kind for name, kind in added if known.get(name) != kind}
-    # A file alone: what it describes.
-    named = [each for each in chosen if each not in files] or described
-    kinds = [catalogue.instance(each, known | described) for each in named]
+    kinds = [catalogue.instance(each) for each in ([given] if isinstance(given, str) else given)]
     for kind in kinds:
         if "bfloat16" not in kind.flops_per_second:
             raise PlanError(f"{kind.name}: its peak for bfloat16 is not known; flops_per_second must have it")
         if kind.dollars_an_hour is None:
-            advice = "give one as dollars_an_hour in a file of instances"
-            raise PlanError(f"{kind.name}: no price to rely on is known; {advice}")
+            raise PlanError(f"{kind.name}: no price to rely on is known; dollars_an_hour must have one")
     if not kinds:
         raise PlanError("instances is empty; name at least one, such as p5.48xlarge")
     return {kind.name: kind for kind in kinds}, ()

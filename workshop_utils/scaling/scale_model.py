@@ -100,8 +100,7 @@ class Cluster(Description):
     def named(cls, name: str) -> Cluster:
         """One of data/clusters.yaml or data/instances.yaml. Raises CatalogueError with the nearest name."""
         of_plans = {each.name: cls._of_instance(each) for each in catalogue.instances().values()}
-        own = catalogue.load(cls, catalogue.DATA / "clusters.yaml")
-        return catalogue.pick("cluster", name, {**own, **of_plans}, "Cluster(...) describes others")
+        return catalogue.pick("cluster", name, {**catalogue.load(cls, "clusters"), **of_plans}, cls)
 
     @classmethod
     def _of_instance(cls, kind: catalogue.Instance) -> Cluster:
@@ -404,7 +403,7 @@ def _one_device(cluster: Cluster, model: str, batch: int | None) -> tuple[int, f
     """
     table = layers(model)
     published: Any = published_table("throughputs").query("model == @model").to_dict("records")
-    clusters = catalogue.load(Cluster, catalogue.DATA / "clusters.yaml").values()
+    clusters = catalogue.load(Cluster, "clusters").values()
     peaks = {each.device: each.peak for each in clusters}  # in float32, as the throughputs
     own = [row for row in published if row["device"] == cluster.device]
     if published and (own or cluster.device in peaks):
