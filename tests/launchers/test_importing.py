@@ -1,87 +1,10 @@
 """What people have becomes a job: manifests, shell files and estimators, and what was dropped is named."""
 
-import shutil
-from pathlib import Path
-
 import pytest
-import yaml
 
 from workshop_utils.jobs import JobError, TrainingJob
 from workshop_utils.launchers.importing import import_file, read
-from workshop_utils.launchers.kubernetes import Kubernetes
-from workshop_utils.launchers.kubernetes.settings import KINDS
 from workshop_utils.launchers.slurm import Slurm
-
-JOBS = Path(__file__).parents[2] / "jobs"
-
-
-def described():
-    """Each description of a job in jobs/, with each kind that can run it."""
-    for path in sorted(JOBS.glob("*/*.yaml")):
-        fields = yaml.safe_load(path.read_text()) if path.name != "kubernetes.yaml" else {}
-        for kind in KINDS.get(fields.get("strategy", "single"), ()) if "name" in fields else ():
-            yield pytest.param(path, {"kind": kind}, id=f"{path.parent.name}/{path.name} {kind}")
-
-
-PLACES = {
-    "elastic": {"elastic": {"min_workers": 1, "max_workers": 3}, "gang": "volcano"},
-    "queue": {"kind": "TrainJob", "gang": "volcano", "queue": "workshop", "namespace": "team-a"},
-    "claims": {
-        "data_claim": "all",
-        "storage_claim": "all",
-        "node_selector": {"disk": "ssd"},
-        "image": "a/b:1",
-    },
-    "registry": {"registry": "example.com/team", "pod_resources": {"vpc.amazonaws.com/efa": 4}},
-}
-
-
-def round_trip(folder, job, place):
-    """The objects that are rendered, before and after they have been imported, and what the import said."""
-    source = folder / "source"
-    shutil.copytree(job.folder, source, ignore=shutil.ignore_patterns("*.yaml", "__pycache__"))
-    before = Kubernetes(**place).render(job.replace(folder=source))
-    (folder / "manifest.yaml").write_text(str(before))
-    said = import_file(folder / "manifest.yaml", source)
-    written = source / "place.yaml"
-    target = Kubernetes.load(written) if written.exists() else Kubernetes()
-    return before.objects, target.render(TrainingJob.load(source)).objects, said
-
-
-@pytest.mark.parametrize(("path", "place"), list(described()))
-def test_our_own_manifest_is_rendered_again_from_what_it_is_imported_to(path, place, tmp_path):
-    before, after, said = round_trip(tmp_path, TrainingJob.load(path), place)
-    assert after == before
-    assert all(line.startswith("wrote ") for line in said.splitlines()), said
-
-
-@pytest.mark.parametrize("name", PLACES)
-def test_what_a_place_has_added_comes_back_too(name, tmp_path):
-    fields = {
-        "nodes": 2,
-        "processes_per_node": 2,
-        "arguments": ["--rank={rank}", 3, "a$$b$"],
-        "timeout": "90s",
-    }
-    fields |= {"resources": {"cpu": 0.5, "memory": "3Gi", "gpu": 1}, "checkpoints": "claim:kept"}
-    fields |= {
-        "module": "train",
-        "environment": {"OMP_NUM_THREADS": "4"},
-        "data": {"a": "digits", "b": "digits"},
-    }
-    before, after, _ = round_trip(
-        tmp_path, TrainingJob.load(JOBS / "mnist_torch_ddp").replace(**fields), PLACES[name]
-    )
-    assert after == before
-
-
-def test_our_own_manifest_without_its_comment_does_not_say_what_its_data_were(tmp_path):
-    text = str(Kubernetes().render(TrainingJob.load(JOBS / "mnist_torch_ddp")))
-    file = tmp_path / "manifest.yaml"
-    file.write_text("".join(line for line in text.splitlines(keepends=True) if line[0] != "#"))
-    result = read(file, tmp_path)
-    assert result.job["data"] == "digits"
-    assert "digits is a guess" in "\n".join(result.notes)
 
 
 @pytest.fixture
@@ -598,6 +521,53 @@ MANIFESTS = {
     ),
     "arguments": (WITHOUT_COMMAND, None, {"arguments": {"epochs": 3}}, "the image's ENTRYPOINT starts"),
 }  # fmt: skip
+
+
+ELASTIC = """
+kind: PyTorchJob
+metadata: {name: grows}
+spec:
+  elasticPolicy: {minReplicas: 1, maxReplicas: 3, maxRestarts: 5}
+  runPolicy: {schedulingPolicy: {queue: mine}}
+  pytorchReplicaSpecs:
+    Worker:
+      replicas: 2
+      template:
+        spec:
+          schedulerName: volcano
+          nodeSelector: {disk: ssd}
+          containers:
+          - command: [torchrun, train.py]
+            resources: {limits: {cpu: 1, memory: 2Gi, vpc.amazonaws.com/efa: 4}}
+"""
+RUNTIME = """
+kind: TrainingRuntime
+metadata: {name: torch}
+spec:
+  mlPolicy: {numNodes: 4, torch: {}}
+  template:
+    spec:
+      replicatedJobs:
+      - name: node
+        template: {spec: {template: {spec: {containers: [{image: "a/b:1", env: [{name: A, value: "1"}]}]}}}}
+"""
+
+
+def test_how_far_a_job_grows_and_what_schedules_it_go_to_the_place(described_by):
+    assert described_by("grows.yaml", ELASTIC).place == {
+        "elastic": {"min_workers": 1, "max_workers": 3, "max_restarts": 5},
+        "gang": "volcano",
+        "queue": "mine",
+        "node_selector": {"disk": "ssd"},
+        "pod_resources": {"vpc.amazonaws.com/efa": 4},
+    }
+
+
+def test_what_a_train_job_leaves_to_the_runtime_in_its_file_is_read_there(described_by):
+    trainer = TRAINER.replace("numNodes: 2, ", "env: [{name: B, value: '2'}], ")
+    result = described_by("trainer.yaml", f"kind: TrainJob\nspec: {trainer}\n---{RUNTIME}")
+    assert result.place == {"kind": "TrainJob", "image": "a/b:1"}
+    assert (result.job["workers"], result.job["environment"]) == (4, {"A": "1", "B": "2"})
 
 
 @pytest.mark.parametrize("name", MANIFESTS)

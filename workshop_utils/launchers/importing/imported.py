@@ -154,7 +154,7 @@ def take(tree: Any, path: str) -> Any:
 
 
 def left(tree: Any, path: str) -> Iterator[str]:
-    """The paths of what is left in `tree`, which is at `path`, without what our own manifests always say, too."""
+    """The paths of what is left in `tree`, which is at `path`, without what says nothing."""
     for name, value in tree.items() if isinstance(tree, dict) else ():
         where = f"{path}.{name}".removeprefix(".")
         if isinstance(value, dict) and name in TABLES["opened"]:

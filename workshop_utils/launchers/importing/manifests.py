@@ -6,7 +6,6 @@ What has a place in job.yaml or place.yaml is taken out of the manifest; what is
 from __future__ import annotations
 
 import copy
-import json
 import re
 from typing import Any, NamedTuple
 
@@ -24,29 +23,16 @@ from workshop_utils.launchers.importing.imported import (
     refuse_template,
     take,
 )
-from workshop_utils.launchers.kubernetes.manifest import TEMPLATES
-from workshop_utils.launchers.kubernetes.pods import FOLDERS
 from workshop_utils.launchers.output import SECRET
 from workshop_utils.launchers.template import expanded
 
 KINDS: dict[str, dict[str, Any]] = TABLES["manifests"]
 RUNTIMES = ("TrainingRuntime", "ClusterTrainingRuntime")
-OUR_LABELS: dict[str, str] = TEMPLATES["pod"]["metadata"]["labels"]
-TABLES["usual"] |= {name: [value] for name, value in OUR_LABELS.items()}
 HELPERS = ("PS", "Launcher")  # roles of pods that do not train
-OUR_IMAGE = re.compile(r"(?:(.+)/)?workshop-(?:pytorch|horovod):[cg]pu(?:@.*)?")
-# The variables of every pod of ours, as NAME=VALUE, with so many threads.
-OUR_VARIABLES = (
-    rf"({'|'.join(TABLES['place'])}|SM_CHANNEL_.*|TORCH_DISABLE_SHARE_.*)=.*|PYTHONPATH={FOLDERS['job']}"
-    r"|PYTHONUNBUFFERED=1|(OMP|TF)_NUM_\w*THREADS={}"
-)
 # What a claim is for, by the name of its volume or folder.
 CLAIMS = {"checkpoints": "check|ckpt", "outputs": "model|out|result|log|save", "data": ""}
 # A word with a placeholder of Helm's or Jinja's, or one that envsubst would fill in.
 TEMPLATE = re.compile(r"[^\s'\"()]*(\{[{%])[^{}\n]*\}\}?[^\s'\"()]*|\$\{?\w+\}?")
-OURS = ("initContainers", "containers[0].workingDir")
-OURS_ELSEWHERE = ("volumes", "containers[0].volumeMounts", "containers[0].resources")
-OUR_DATA = re.compile(r'\bdata=("[^"]*"|\{[^}]*\})')  # in the command that is a manifest's comment
 
 
 class Role(NamedTuple):
@@ -82,11 +68,7 @@ def read(text: str, result: Imported) -> None:
             result.note(f"{kind} {take(each, 'metadata.name') or ''}".strip())
     for each in (*jobs, *runtimes):
         _refuse_templates(each, str(each["kind"]), result, text)
-    labels = (jobs[0].get("metadata") or {}).get("labels") or {}
-    is_ours = OUR_LABELS.items() <= labels.items()
-    if is_ours and (data := OUR_DATA.search(text)):
-        result.job["data"] = json.loads(data[1])
-    _take_job(jobs[0], runtimes[0] if runtimes else {}, result, is_ours)
+    _take_job(jobs[0], runtimes[0] if runtimes else {}, result)
 
 
 def _kind(document: Any) -> str:
@@ -115,7 +97,7 @@ def _refuse_templates(tree: Any, path: str, result: Imported, text: str) -> None
             _refuse_templates(value, at, result, text)
 
 
-def _take_job(job: dict[str, Any], runtime: dict[str, Any], result: Imported, is_ours: bool) -> None:
+def _take_job(job: dict[str, Any], runtime: dict[str, Any], result: Imported) -> None:
     table, result.target, result.says["pods"] = KINDS[job["kind"]], "kubernetes", ""
     result.take_fields(job, table["fields"])
     if "workers" in table:
@@ -128,16 +110,7 @@ def _take_job(job: dict[str, Any], runtime: dict[str, Any], result: Imported, is
     workers = [roles[name] for name in table.get("workers", [""]) if name in roles and roles[name].replicas]
     main = workers[0] if workers else Role(1, table["roles"], {})
     driver, fields = roles.get("Launcher", main), dict(main.fields)
-    if is_ours:  # what our own manifests always hold, too
-        take(job, "spec.runPolicy.schedulingPolicy")
-        if (folder := main.fields.get("containers[0].workingDir")) != FOLDERS["job"]:
-            result.place["folder"] = folder
-        for role in roles.values():
-            for name in OURS if role is main else (*OURS, *OURS_ELSEWHERE):
-                role.fields.pop(name, None)
-        if driver is not main:  # workers of MPI run sshd
-            main.take("command")
-    _take_place(main, driver, result, is_ours)
+    _take_place(main, driver, result)
     _take_resources(main, result)
     strategy, nodes = table.get("strategy"), sum(role.replicas for role in workers)
     if "PS" in roles:
@@ -146,7 +119,7 @@ def _take_job(job: dict[str, Any], runtime: dict[str, Any], result: Imported, is
         if not {"Chief", "Master"} & roles.keys():
             result.note(table["roles"], "changed: a chief hands out the steps")
     nodes *= int(result.says.get("nodes", 1))
-    _take_start(_take_command(driver, result, is_ours), driver.path, result, nodes, strategy)
+    _take_start(_take_command(driver, result), driver.path, result, nodes, strategy)
     rest = [*left(job, ""), *left(runtime, runtime.get("kind", ""))]
     for role in roles.values():  # a Master, say, is like the Workers
         is_read = role in (main, driver)
@@ -211,17 +184,15 @@ def _roles(found: dict[str, Any], table: dict[str, Any], result: Imported) -> di
     return roles
 
 
-def _take_place(main: Role, driver: Role, result: Imported, is_ours: bool) -> None:
+def _take_place(main: Role, driver: Role, result: Imported) -> None:
     """Take what says where a job runs: image, nodes, queue, claims."""
     place, fields = result.place, main.fields
     images = driver.take("image"), main.take("image")
     if all(images) and len({*images}) > 1:
         where = f"{driver.path}.containers[0].image"
         result.note(f"{where}: {images[0]}", f"dropped, since the workers' is {images[1]}")
-    for image in images:
-        ours = OUR_IMAGE.fullmatch(image or "")
-        if image and (ours is None or ours[1] != "REGISTRY"):
-            place |= {"registry": ours[1]} if ours else {"image": image}
+    if image := images[1] or images[0]:
+        place["image"] = image
     result.take_fields(fields, {"nodeSelector": "place.node_selector"})
     if fields.get("schedulerName") == "volcano":
         place["gang"] = fields.pop("schedulerName")
@@ -235,8 +206,7 @@ def _take_place(main: Role, driver: Role, result: Imported, is_ours: bool) -> No
     paths = {name: f"{main.path}.volumes[{index}]" for index, name in enumerate(claims)}
     for mount in (each for each in mounts if claims.get(each["name"])):
         name, folder = mount["name"], mount["mountPath"]
-        words = folder if is_ours else f"{name} {folder}"
-        use = next(use for use, pattern in CLAIMS.items() if re.search(pattern, words))
+        use = next(use for use, pattern in CLAIMS.items() if re.search(pattern, f"{name} {folder}"))
         kept, key = (place, "data_claim") if use == "data" else (result.job, use)
         what = f"dropped, since {key} is {kept.get(key)}"
         if key not in kept:
@@ -244,34 +214,23 @@ def _take_place(main: Role, driver: Role, result: Imported, is_ours: bool) -> No
             inner = f"/{mount['subPath']}" if use == "data" and "subPath" in mount else ""
             word = "{model}" if use == "outputs" else f"{{{use}}}{inner}"
             what = f"changed: {folder} is {word}"
-            result.paths |= {} if is_ours else {folder: word}
-        if not is_ours:
-            result.note(paths[name], what)
+            result.paths[folder] = word
+        result.note(paths[name], what)
     for name, claim in claims.items():
-        if is_ours and name == "data" and not claim and "data" not in result.job:
-            result.job["data"] = "digits"
-            result.note("data", "changed: the manifest does not name it, and digits is a guess")
-        elif not is_ours and not (claim and name in [mount["name"] for mount in mounts]):
+        if not (claim and name in [mount["name"] for mount in mounts]):
             result.note(paths[name])
 
 
-def _take_command(driver: Role, result: Imported, is_ours: bool) -> list[str]:
+def _take_command(driver: Role, result: Imported) -> list[str]:
     """Take the variables; the words of the command, with their values in it."""
     known = dict(WORDS)
-    processes = int(result.says.get("per_node", 1)) if is_ours else 1
-    ours = re.compile(OUR_VARIABLES.replace("{}", str(int(float(result.says["cpus_node"]) / processes) or 1)))
     for each in driver.take("env") or []:
         name, value = each["name"], each.get("value", None if "valueFrom" in each else "")
         value = value and expanded(str(value), known)
-        if not (is_ours and ours.fullmatch(f"{name}={value}")):
-            is_secret = "secretKeyRef" in str(each)
-            result.take_variable(f"{driver.path}.containers[0].env.{name}", name, value, is_secret)
-        elif name.startswith("SM_CHANNEL_") and "data_claim" in result.place:
-            result.job.setdefault("data", {})[value.rpartition("/")[2]] = "digits"
-            result.note("data", "changed: digits stands for what is on the claim")
+        is_secret = "secretKeyRef" in str(each)
+        result.take_variable(f"{driver.path}.containers[0].env.{name}", name, value, is_secret)
         known[name] = UNKNOWN if value is None or SECRET.search(name) else str(value)
     words = [*(driver.take("command") or []), *(driver.take("args") or [])]
-    words = words[words.index("python") :] if is_ours and words[:1] == ["mpirun"] else words
     return [expanded(str(word), known) for word in words]
 
 

@@ -29,7 +29,6 @@ COMMANDS: dict[str, dict[str, Any]] = TABLES["commands"]
 ASSIGNMENT = re.compile(r"([A-Za-z_]\w*)(\+?=)(.*)", re.DOTALL)
 KNOWN = "python, torchrun, mpirun, horovodrun, accelerate or srun"
 SEPARATORS = ";|&()\n"
-OUR_START = "workshop_utils/start.py"  # fills in words on the way to the script
 # How workers meet, and on which machine, socket and core they run.
 PLACING = re.compile("rdzv|master|process|machine|rank|host|standalone|bind|map-by|mca|network|iface|gpu-ids")
 # Stand-ins for what a shell would take for its own, were it not in quotes; and marks, which take no room in a word:
@@ -493,9 +492,6 @@ def _inside(name: str, words: list[str], result: Imported, where: str) -> list[s
         return [module.replace("mpi4py", "mpi4py.run"), *words]
     if not program.get("script") or "no-python" in says or "code" in says or words[:1] == ["-"]:
         return [] if "code" in says or words[:1] == ["-"] else words
-    is_start = "".join(words[:1]).endswith(OUR_START)
-    if is_start or words[:1] == ["-m"]:  # which Python runs, in either case
-        return ["python", *words[is_start:]]
     if module:
         result.job["module"] = module
     elif words:
