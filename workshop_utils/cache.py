@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Callable
 from pathlib import Path
 
 import platformdirs
@@ -10,8 +11,7 @@ import platformdirs
 
 def cache_folder() -> Path:
     """For what could be made or fetched again: WORKSHOP_CACHE, or the user's cache folder of this system."""
-    named = os.environ.get("WORKSHOP_CACHE") or platformdirs.user_cache_dir("workshop-utils")
-    return Path(named).expanduser().absolute()
+    return _folder("WORKSHOP_CACHE", platformdirs.user_cache_dir)
 
 
 def unwritable(error: OSError) -> str:
@@ -22,5 +22,13 @@ def unwritable(error: OSError) -> str:
 
 def state_folder() -> Path:
     """For the logs of runs: WORKSHOP_STATE, or the user's state folder of this system."""
-    named = os.environ.get("WORKSHOP_STATE") or platformdirs.user_state_dir("workshop-utils")
-    return Path(named).expanduser().absolute()
+    return _folder("WORKSHOP_STATE", platformdirs.user_state_dir)
+
+
+def _folder(variable: str, default: Callable[[str], str]) -> Path:
+    try:
+        return Path(os.environ.get(variable) or default("workshop-utils")).expanduser().absolute()
+    except RuntimeError:
+        raise OSError(
+            f"this user has no home folder: set HOME or {variable} to a folder that can be written"
+        ) from None

@@ -9,6 +9,9 @@ from pathlib import Path
 import pytest
 from conftest import eventually
 
+from workshop_utils.jobs import JobError
+from workshop_utils.setup import lab
+
 SECONDS = 60.0
 
 # A program that opens the lab; instead of it, a script notes how it was called.
@@ -22,6 +25,13 @@ lab.open_lab(Path("my lessons/00_welcome.ipynb"))
 INSTEAD_OF_PYTHON = """#!/bin/bash
 trap : INT; echo "$PATH $*" > server; until test -e end; do sleep 0.02; done; exit 3
 """
+
+
+def test_a_home_that_cannot_be_written_is_named(tmp_path, monkeypatch):
+    (tmp_path / "file").touch()
+    monkeypatch.setenv("JUPYTER_RUNTIME_DIR", str(tmp_path / "file" / "runtime"))
+    with pytest.raises(JobError, match=r"JupyterLab's folder .*/file/runtime cannot be written .*: set HOME"):
+        lab.open_lab(tmp_path)
 
 
 @pytest.mark.processes

@@ -224,6 +224,12 @@ def test_a_cache_folder_that_cannot_be_made_is_named(tmp_path, monkeypatch):
         prepare("digits")
 
 
+def test_a_user_without_a_home_is_told_what_to_set(monkeypatch):
+    monkeypatch.setenv("WORKSHOP_CACHE", "~nobody of that name/cache")
+    with pytest.raises(OSError, match="no home folder: set HOME or WORKSHOP_CACHE"):
+        prepare("digits")
+
+
 def test_two_processes_at_once_prepare_one_folder(cache):
     spawned = multiprocessing.get_context("spawn")
     together = spawned.Barrier(2)

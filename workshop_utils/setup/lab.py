@@ -7,6 +7,7 @@ import json
 import os
 import sys
 import sysconfig
+import tempfile
 from importlib import metadata
 from pathlib import Path
 from typing import NoReturn
@@ -21,8 +22,17 @@ def open_lab(page: Path) -> NoReturn:
     """Become JupyterLab, with the notebook or folder `page` open; it listens on this machine only.
 
     Raises:
-        JobError: as `below_working_folder` does.
+        JobError: as `below_working_folder` does, or if JupyterLab could not write its own files.
     """
+    from jupyter_core.paths import jupyter_runtime_dir  # here, since `uvx` has no JupyterLab at first
+
+    try:
+        Path(jupyter_runtime_dir()).mkdir(parents=True, exist_ok=True)
+        tempfile.TemporaryFile(dir=jupyter_runtime_dir()).close()
+    except OSError as error:
+        raise JobError(
+            f"JupyterLab's folder {jupyter_runtime_dir()} cannot be written ({error.strerror}): set another HOME"
+        ) from None
     url = quote(below_working_folder(page).as_posix())
     path = os.pathsep.join([sysconfig.get_path("scripts"), os.environ.get("PATH", os.defpath)])
     # The kernel python3 is this environment's, whatever kernels the user has.

@@ -47,7 +47,10 @@ def serve(modules: list[str], supervise: Callable[..., Script | None]) -> Script
         del sys.modules[module]
     gc.freeze()  # what is imported stays; a fork's garbage collector need not look at it, nor copy its pages
     # A fork copies one thread only; locks that others held would stay locked for ever.
-    connection.sendall(READY if len([*Path("/proc/self/task").iterdir()]) == 1 else HAS_THREADS)
+    try:
+        connection.sendall(READY if len([*Path("/proc/self/task").iterdir()]) == 1 else HAS_THREADS)
+    except BrokenPipeError:
+        return None  # the owner has died meanwhile
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # supervisors that have ended need no waiting for
     while True:
         ready, _, _ = select.select(heard, [], [])
