@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 from conftest import eventually, marked_processes, on_another_machine, with_horovod
 
-from workshop_utils import on_ranks, place
+from workshop_utils import on_ranks, place, rank_group
 from workshop_utils.comm.ring import ring_all_reduce, ring_bytes_sent
 from workshop_utils.jobs import JobError
 from workshop_utils.ranks import RanksFailed
@@ -624,3 +624,19 @@ except RuntimeError as error:
 """
     said = on_another_machine(prepare, script, TMPDIR="/mnt" if "/mnt" in prepare else "/tmp")
     assert [word for word in words if word not in said] == [], said
+
+
+# Ranks that stay
+
+
+def test_forks_of_ranks_end_when_what_watches_over_them_is_killed():
+    def program(communicator):
+        if os.fork() == 0:
+            time.sleep(1000)
+        return os.getppid()
+
+    with rank_group(2) as group:
+        os.kill(group.run(program).values[0], signal.SIGKILL)
+        with pytest.raises(RanksFailed, match="the process that watches over it was killed"):
+            group.run(program)
+        assert not marked_processes(), "before the run says that it has ended"

@@ -86,6 +86,7 @@ class ProcessGroup:
         self._on_event = on_event
         self._scratch = scratch
         self._sending = threading.Lock()
+        self._started: set[int] = set()  # the processes, each of which leads a session
         control_reader, control_writer = os.pipe()
         events_reader, events_writer = os.pipe()
         self._supervisor: subprocess.Popen[bytes] | None = None
@@ -143,6 +144,8 @@ class ProcessGroup:
                 if not line.endswith(b"\n"):
                     break  # the supervisor was killed in the middle of a word
                 last = json.loads(line)
+                if last["event"] == "started":
+                    self._started.add(last["pid"])
                 if last["event"] != "ended":
                     try:
                         self._on_event(last)
@@ -165,11 +168,10 @@ class ProcessGroup:
         """Do what the supervisor would have done, had it not been killed.
 
         Linux has ended its children by now. They, and what they had started, are known by the scratch folder's name,
-        which is in the environment that they inherited.
+        which is in the environment that they inherited, and forks of forked ones, which show the warm server's, by
+        their session.
         """
-        while abandoned := [
-            each for each in psutil.process_iter() if str(self._scratch) in _environment_of(each)
-        ]:
+        while abandoned := [each for each in psutil.process_iter() if self._is_abandoned(each)]:
             for process in abandoned:
                 with contextlib.suppress(psutil.Error):
                     process.kill()
@@ -178,6 +180,13 @@ class ProcessGroup:
         # Until none of them, which die now, makes a file in it any more.
         while self._scratch.exists() and time.monotonic() < deadline:
             shutil.rmtree(self._scratch, ignore_errors=True)
+
+    def _is_abandoned(self, process: psutil.Process) -> bool:
+        with contextlib.suppress(psutil.Error, OSError):  # it has ended, or belongs to another user
+            if process.status() != psutil.STATUS_ZOMBIE:
+                is_below = os.getsid(process.pid) in self._started
+                return is_below or str(self._scratch) in " ".join(process.environ().values())
+        return False
 
 
 class ProcessRun(Run):
@@ -312,10 +321,3 @@ def _prepared(process: dict[str, Any], scratch: Path, hosts: Sequence[str]) -> d
     if Path(process["argv"][0]).name != "mpirun":  # which removes its ranks' segments; those without it stay
         variables[name] = given.get(name, str(scratch))
     return {**process, "environment": {**given, **variables}}
-
-
-def _environment_of(process: psutil.Process) -> str:
-    try:
-        return " ".join(process.environ().values())
-    except (psutil.Error, OSError):
-        return ""  # it has ended, or belongs to another user
