@@ -224,7 +224,7 @@ class RankGroup:
         local = self._local.reserve(job, framework or server)
         warm.starter(server)  # may import a framework for seconds, so an interrupt is not deferred yet
         with interrupts_deferred():
-            make = functools.partial(_RanksRun, is_prompted=stays, folder=local.scratch)
+            make = functools.partial(_RanksRun, IDLE_SECONDS if stays else 0.0, local.scratch)
             self._run = run = start(local, make, {"request": request}, server)
         return run
 
@@ -256,7 +256,7 @@ def _results(run: _RanksRun, began: float, is_cell: bool) -> tuple[Results, set[
         tuple(results), run.network, run.warm, time.perf_counter() - began, is_cell, run.device, run.doubt
     )
     if reason:
-        failure = RanksFailed(f"{reason}\n{GONE}" if run.is_prompted else reason)
+        failure = RanksFailed(f"{reason}\n{GONE}" if run.idle_seconds else reason)
         failure.results = whole
         raise failure
     return whole, bound
@@ -322,10 +322,10 @@ class _RanksRun(ProcessRun):
     is_read, keeps_logs = True, False
     lines_are_shown = False  # they are printed while they come
 
-    def __init__(self, *arguments: Any, folder: Path, is_prompted: bool) -> None:
+    def __init__(self, idle_seconds: float, folder: Path, *arguments: Any) -> None:
         super().__init__(*arguments)
         self.files: dict[str, bytes] = {}
-        self.is_prompted = is_prompted
+        self.idle_seconds = idle_seconds
         self._folder, self._request = folder, folder / "request"
         self._bundles: dict[str, Any] = {}  # what ranks have displayed, by file
         self._seen = 0  # of what has arrived
@@ -359,7 +359,6 @@ class _RanksRun(ProcessRun):
             self._read_files()
             self._request.unlink()
             self._is_called = False
-            self._group.order(IDLE_SECONDS)
 
     @property
     def doubt(self) -> str:
@@ -383,14 +382,12 @@ class _RanksRun(ProcessRun):
         if event["event"] == "exited":
             self._ended += [event["name"]] if not event["ours"] else []
             self._codes[event["name"]] = event["code"]
-            if self.is_prompted and not event["ours"]:  # by os._exit(0), say; other codes end the run anyway
-                self._group.stop()
         elif event["event"] == "done":
             with self._changed:
                 self._arrived.append({"workshop": "done", "worker": event["name"]})
                 self._changed.notify_all()
         elif event["event"] == "silent":
-            self._was_idle = not self._is_called
+            self._was_idle = event["is_idle"] and not self._is_interrupted
         elif event["event"] == "read":
             self._read_files()
         super()._on_event(event)

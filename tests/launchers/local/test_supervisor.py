@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 import tarfile
+import time
 
 import psutil
 import pytest
@@ -173,3 +174,67 @@ def test_a_process_whose_first_thread_has_ended_is_not_forgotten():
     group.stop()
     assert group.end()["outcome"] == "stopped"
     assert not psutil.pid_exists(pid)
+
+
+# Prompts
+
+
+ANSWERS = """
+import socket
+supervisor = socket.socket(fileno=0)
+signal.signal(signal.SIGUSR1, lambda *_: supervisor.send(b"!"))
+print("ready", flush=True)
+while supervisor.recv(100):
+    supervisor.send(b"!")
+"""
+
+
+def of_kind(group, kind):
+    return [event for event in group.events if event["event"] == kind]
+
+
+def test_processes_that_have_answered_in_time_have_the_idle_seconds_for_the_next_prompt():
+    group = Group(python("one", ANSWERS), python("two", ANSWERS), idle_seconds=0.1)
+    assert eventually(lambda: group.said("one") == group.said("two") == ["ready"])
+    group.order(60, "prompt")
+    assert group.end()["outcome"] == "timeout"
+    assert [event["name"] for event in of_kind(group, "done")] in (["one", "two"], ["two", "one"])
+    assert [event["is_idle"] for event in of_kind(group, "silent")] == [True]
+
+
+def test_an_answer_after_the_time_limit_does_not_count():
+    group = Group(python("one", ANSWERS), idle_seconds=60)
+    assert eventually(lambda: group.said("one"))
+    group.order(0.0)
+    assert eventually(lambda: of_kind(group, "silent"))
+    os.kill(group.pid("one"), signal.SIGUSR1)
+    os.kill(of_kind(group, "silent")[0]["supervisor"], signal.SIGUSR2)
+    assert group.end()["outcome"] == "timeout"
+    assert not of_kind(group, "done")
+
+
+def test_a_time_limit_that_is_over_stays_so_if_answers_come_at_the_same_moment():
+    group = Group(python("one", ANSWERS), idle_seconds=60)
+    assert eventually(lambda: group.said("one"))
+    supervisor = psutil.Process(group.pid("one")).ppid()
+    os.kill(supervisor, signal.SIGSTOP)
+    group.order(0.0)
+    os.kill(group.pid("one"), signal.SIGUSR1)
+    time.sleep(0.2)  # for the answer
+    os.kill(supervisor, signal.SIGCONT)
+    assert group.end()["outcome"] == "timeout"
+    assert not of_kind(group, "done")
+
+
+def test_a_process_that_is_to_stay_ends_the_group_however_it_ends():
+    group = Group(python("one", ANSWERS), python("two", "sys.exit(0)"), idle_seconds=60)
+    assert group.end() == {"event": "ended", "outcome": "failed", "name": "two", "code": 0}
+
+
+def test_a_service_of_processes_that_stay_need_not_answer():
+    service = python("service", "time.sleep(1000)", required=False)
+    group = Group(service, python("one", ANSWERS), idle_seconds=0.1)
+    assert eventually(lambda: group.said("one"))
+    group.order(60, "prompt")
+    assert group.end()["outcome"] == "timeout"
+    assert [event["is_idle"] for event in of_kind(group, "silent")] == [True]

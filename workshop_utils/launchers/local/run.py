@@ -63,10 +63,10 @@ class ProcessGroup:
     `scratch` is a folder that the supervisor makes, fills with `files` (text by relative path) and with what is in
     `archives` (each a `.tar.gz`, by the relative folder for its files), and removes at the end. The events are those
     of `supervisor`; the last is always `ended`, and once it has come no process, and no folder, is left. With `is_read`
-    the folder stays until `on_event` has returned from `read`. With `is_prompted` each process's standard input is a
-    socket, on which it answers each prompt (`order`) with one byte; the event `done` follows. With `start_warm`, a warm
-    server's `start`, ranks are forked instead of executed. The supervisor keeps the descriptors `locks` until all has
-    ended.
+    the folder stays until `on_event` has returned from `read`. With `idle_seconds` each process's standard input is a
+    socket, on which it answers each prompt (`order`) with one byte; the event `done` follows, and they may wait so long
+    for the next prompt. With `start_warm`, a warm server's `start`, ranks are forked instead of executed. The
+    supervisor keeps the descriptors `locks` until all has ended.
     """
 
     def __init__(
@@ -81,7 +81,7 @@ class ProcessGroup:
         is_read: bool = False,
         archives: Mapping[str, bytes] | None = None,
         locks: Collection[int] = (),
-        is_prompted: bool = False,
+        idle_seconds: float = 0.0,
     ) -> None:
         self._on_event = on_event
         self._scratch = scratch
@@ -115,7 +115,7 @@ class ProcessGroup:
             "archives": {name: base64.b64encode(each).decode() for name, each in (archives or {}).items()},
             "network": asdict(network) if network else None,
             "is_read": is_read,
-            "is_prompted": is_prompted,
+            "idle_seconds": idle_seconds,
         }
         self._listener = threading.Thread(
             target=self._listen, args=(os.fdopen(events_reader, "rb"),), name="workshop-run", daemon=True
@@ -201,9 +201,8 @@ class ProcessRun(Run):
 
     network: str | None = None
     warning: str = ""
-    is_read = is_prompted = (
-        False  # whether a subclass reads the run's folder at the event `read`; prompts processes
-    )
+    is_read = False  # whether a subclass reads the run's folder at the event `read`
+    idle_seconds = 0.0  # that processes, if a subclass prompts them, may wait for the next prompt
 
     def __init__(
         self, name: str, workers: tuple[str, ...], reservation: PortReservation, outputs: str | None = None
@@ -235,7 +234,7 @@ class ProcessRun(Run):
                 *(processes, self._on_event, timeout_seconds, scratch, {**files, **marks}),
                 *(start_warm, network, self.is_read, archives),
                 locks=[*locks],
-                is_prompted=self.is_prompted,
+                idle_seconds=self.idle_seconds,
             )
 
     def stop(self) -> None:

@@ -4,15 +4,17 @@ This is a program, run as `python -E -s -S supervisor.py` with the standard libr
 hundredths of a second. It has one thread, so it may fork; the notebook that asks for a run may have many.
 
 It reads one JSON line (the specification, see `run.ProcessGroup`), perhaps orders, each a JSON line with a new
-`timeout_seconds` and a `prompt` for all processes, and the words `stop` and `read`. It writes events as JSON lines:
+`timeout_seconds` and a `prompt` for all processes (without one, the time limit holds whatever they answer), and the
+words `stop` and `read`. It writes events as JSON lines:
 
     {"event": "started", "name": ..., "pid": ...}
     {"event": "lines", "name": ..., "stream": "stdout" | "stderr", "texts": [...]}  at least one
     {"event": "exited", "name": ..., "code": ..., "ours": ...}  a negative code is a signal, as in subprocess; ours:
                                                                 whether that was sent here
-    {"event": "done", "name": ...}      a process has answered the last prompt, and all that it had printed is reported
-    {"event": "silent", "supervisor": ...}  its process id, at the timeout; the owner asks processes for their stacks,
-                                            and sends SIGUSR2 when it has them
+    {"event": "done", "name": ...}      a process has answered the last prompt in time, and all that it had printed is
+                                        reported
+    {"event": "silent", "supervisor": ..., "is_idle": ...}  its process id, at the timeout; whether all had
+                                            answered; the owner asks for stacks, and sends SIGUSR2 when it has them
     {"event": "read", "folder": ...}    where asked for: all have ended, and the folder stays until the owner answers
     {"event": "ended", "outcome": "succeeded" | "failed" | "stopped" | "timeout", "name": ..., "code": ...}
                                             with a "reason" where a process did not end by itself, or could not start
@@ -91,6 +93,8 @@ class Supervisor:
         self._prompts: dict[
             int, tuple[str, socket.socket]
         ] = {}  # by descriptor: the process's name, and its input
+        self._called: set[str] = set()  # the required processes that have not answered the last prompt
+        self._idle_seconds = 0.0  # that processes, if they are prompted, may wait for one
         self._told_to_stop = self._has_stacks = self._was_read = False
         self._sent: set[int] = set()  # the signals sent to all
         self._unheard = False  # the owner reads no more
@@ -120,8 +124,9 @@ class Supervisor:
             _write_files(Path(scratch), specification["files"], specification["archives"])
             if specification["network"]:
                 self._make_switch(specification["network"])
+            self._idle_seconds = specification["idle_seconds"]
             for process in specification["processes"]:
-                script = self._start(process, specification["is_prompted"])
+                script = self._start(process)
                 if script is not None:
                     return script
         except OSError as error:
@@ -129,6 +134,7 @@ class Supervisor:
             ended["reason"] = f"could not be started: {error}"
         else:
             self._deadline = time.monotonic() + specification["timeout_seconds"]
+            self._called.update(self._required)
             self._obey(b"")  # what came with the specification
             ended = self._watch()
         self._end_everything()
@@ -194,9 +200,9 @@ class Supervisor:
             namespaces.leave_network()
         namespaces.carry_out(network["switch"])
 
-    def _start(self, process: dict[str, Any], is_prompted: bool) -> Script | None:
+    def _start(self, process: dict[str, Any]) -> Script | None:
         pipes = {"stdout": os.pipe(), "stderr": os.pipe()}
-        prompts = socket.socketpair() if is_prompted else None
+        prompts = socket.socketpair() if self._idle_seconds else None
         supervisor = os.getpid()
         left, plugged = os.pipe(), os.pipe()  # "I have my own network", "your cable is in"
         # A stop that comes before the child is itself must wait until it can end it.
@@ -307,16 +313,18 @@ class Supervisor:
                 for descriptor, line in self._unended.items():  # a stack would go on with it
                     self._tell_lines(descriptor, [line] if line else [])
                 self._unended.clear()
-                self._tell({"event": "silent", "supervisor": os.getpid()})
+                self._tell({"event": "silent", "supervisor": os.getpid(), "is_idle": not self._called})
+                self._called.clear()  # whoever answers now is late
                 until = time.monotonic() + STACK_SECONDS
                 self._pump_until(until, lambda: self._has_stacks or self._told_to_stop)
                 return {"outcome": "timeout"}
             longest = LOOK_SECONDS if self._mpirun else 60  # a year is too long for a selector
             for name, code in self._pump(min(remaining, longest)):
-                self._required.discard(name)
-                if code != 0:
+                was_to_stay = self._idle_seconds and name in self._required
+                if code != 0 or was_to_stay:
                     name, code = self._first_cause(name, code)
                     return {"outcome": "failed", "name": name, "code": code}
+                self._required.discard(name)
             alone = alone + 1 if self._is_mpirun_alone() else 0
             if alone == LOOKS:
                 late = f"mpirun had not ended {LOOKS * LOOK_SECONDS:g} s after its last rank, and was stopped"
@@ -383,6 +391,7 @@ class Supervisor:
             else:
                 order = json.loads(line)
                 self._deadline = time.monotonic() + order["timeout_seconds"]
+                self._called = {*self._required} if order["prompt"] else set()
                 for _, connection in self._prompts.values() if order["prompt"] else ():
                     with contextlib.suppress(OSError):  # it is ending
                         connection.sendall(order["prompt"].encode() + b"\n")
@@ -398,7 +407,11 @@ class Supervisor:
             for each in [fd for fd, stream in self._streams.items() if stream[0] == name]:
                 line = self._unended.pop(each, b"")
                 self._tell_lines(each, [line] if line else [])
-            self._tell({"event": "done", "name": name})
+            if name in self._called:
+                self._called.remove(name)
+                if not self._called:
+                    self._deadline = time.monotonic() + self._idle_seconds
+                self._tell({"event": "done", "name": name})
         else:  # it has ended, or closed its input
             self._selector.unregister(descriptor)
             del self._prompts[descriptor]
