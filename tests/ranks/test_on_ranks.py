@@ -629,6 +629,21 @@ except RuntimeError as error:
 # Ranks that stay
 
 
+def test_what_a_rank_returned_before_it_ended_is_not_taken_for_what_the_next_call_returns():
+    def program(communicator, number):
+        signal.signal(signal.SIGUSR2, lambda *_: os._exit(0))
+        return number, os.getpid(), os.getppid()
+
+    with rank_group(2) as group:
+        (_, _, watch), (_, pid, _) = group.run(program, {"number": 1}).values
+        os.kill(watch, signal.SIGSTOP)  # so that it hears of the end and of the next call at the same time
+        os.kill(pid, signal.SIGUSR2)
+        threading.Timer(0.5, os.kill, (watch, signal.SIGCONT)).start()
+        with pytest.raises(RanksFailed, match=r"^rank 1 of 2 ended without returning from the program"):
+            group.run(program, {"number": 2})
+        assert [number for number, *_ in group.run(program, {"number": 3}).values] == [3, 3]
+
+
 def test_forks_of_ranks_end_when_what_watches_over_them_is_killed():
     def program(communicator):
         if os.fork() == 0:
@@ -640,3 +655,8 @@ def test_forks_of_ranks_end_when_what_watches_over_them_is_killed():
         with pytest.raises(RanksFailed, match="the process that watches over it was killed"):
             group.run(program)
         assert not marked_processes(), "before the run says that it has ended"
+
+
+def test_a_watch_that_is_told_to_end_leaves_no_results():
+    with pytest.raises(RanksFailed, match=r"^the ranks were stopped$"):
+        on_ranks(2, lambda _: [os.kill(os.getppid(), signal.SIGTERM), time.sleep(1000)])

@@ -240,7 +240,11 @@ def _results(run: _RanksRun, began: float, is_cell: bool) -> tuple[Results, set[
                 run.show(line)
             elif is_cell:
                 print(f"[{run.workers.index(line.worker)}] {line.text}")
-    results, reason, bound = [], run.reason, set[str]()
+    reason = run.reason
+    if not reason and any(f"{worker}.value" not in run.files for worker in run.workers):
+        run.stop()  # it is ending, if it has not ended
+        reason = run.reason or "the ranks were stopped"
+    results, bound = [], set[str]()
     for rank, worker in enumerate(run.workers):
         result: tuple[Any, ...] = (None, None, math.nan, math.nan, (), ())
         try:
@@ -330,6 +334,7 @@ class _RanksRun(ProcessRun):
         self._bundles: dict[str, Any] = {}  # what ranks have displayed, by file
         self._seen = 0  # of what has arrived
         self._is_called, self._was_idle, self._is_interrupted = True, False, False
+        self._is_over = False  # so that its folder may go at any time
         self._codes: dict[str, int] = {}
         self._crashed = set[str]()  # those of whose fatal signal Python has told
         self._ended: list[str] = []  # those that have ended by themselves, in this order
@@ -338,7 +343,14 @@ class _RanksRun(ProcessRun):
         """Have the ranks, which stay, carry out another request."""
         self._request = self._folder / f"request-{self._seen}"
         try:
-            self._request.write_text(request)
+            with self._changed:
+                for name in [f"{worker}.value" for worker in self.workers]:
+                    self.files.pop(name, None)  # or a rank that has ended would seem to have answered
+                    (self._folder / name).unlink(missing_ok=True)
+                if not self._is_over:
+                    self._request.write_text(request)
+        except FileNotFoundError:
+            pass  # the run has ended, as `answer` will tell
         except OSError as error:
             raise JobError(f"the ranks cannot be sent the cell: {self._folder}: {error.strerror}") from None
         self._is_called, self._timeout_seconds = True, timeout_seconds
@@ -357,7 +369,7 @@ class _RanksRun(ProcessRun):
                     break
         if not waiting:
             self._read_files()
-            self._request.unlink()
+            self._request.unlink(missing_ok=True)
             self._is_called = False
 
     @property
@@ -368,8 +380,10 @@ class _RanksRun(ProcessRun):
 
     def _read_files(self) -> None:
         names = [f"{worker}.{kind}" for worker in self.workers for kind in ("value", "error", "waits")]
-        paths = [self._folder / name for name in names]
-        self.files = {path.name: path.read_bytes() for path in paths if path.is_file()}
+        with self._changed:
+            for path in (self._folder / name for name in names if not self._is_over):
+                with contextlib.suppress(FileNotFoundError):
+                    self.files[path.name] = path.read_bytes()
 
     def _request_stop(self) -> None:
         if self._is_called and not self._is_interrupted:  # first ask where the ranks stand
@@ -389,7 +403,9 @@ class _RanksRun(ProcessRun):
         elif event["event"] == "silent":
             self._was_idle = event["is_idle"] and not self._is_interrupted
         elif event["event"] == "read":
-            self._read_files()
+            with self._changed:
+                self._read_files()
+                self._is_over = True
         super()._on_event(event)
 
     def _receive_line(self, worker: str, text: str, stream: str = "stdout") -> None:

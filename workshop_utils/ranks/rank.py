@@ -77,7 +77,6 @@ def main() -> int:
                 prompts.write(b"!")
                 if not (name := prompts.readline().decode().strip()):
                     break
-                (folder / f"{here.name}.value").unlink(missing_ok=True)
                 request = _read(folder / name, request)
                 apply(request["settings"])
     except BaseException:
