@@ -543,7 +543,8 @@ def test_a_cell_on_ranks_does_what_a_plain_cell_does(situation, shell, tmp_path,
     monkeypatch.setattr(shell, "_showtraceback", lambda *_: None)
     monkeypatch.chdir(tmp_path)
     monkeypatch.syspath_prepend(str(tmp_path))
-    shell.reset(new_session=False)
+    variables = shell.user_ns.keys() - shell.user_ns_hidden
+    shell.drop_by_id({name: shell.user_ns[name] for name in variables if name[0] != "_"})
     shell.compile.reset_compiler_flags()
     assert "error" not in (made := outcome(shell, entry["notebook"], shown)), made
     on_ranks = outcome(shell, f"%%ranks {entry.get('ranks', 1)}\n{entry['cell']}", shown)
