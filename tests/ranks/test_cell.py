@@ -453,7 +453,7 @@ def test_what_a_kept_cell_assigns_counts_until_the_notebook_assigns_it(kept):
     kept("other = [*other]\ndef rates():\n    return other")
     result = kept("%%ranks 2 --keep\nrates()")
     assert values(result) == [[1, 2]] * 2
-    assert "assigned it: rates, other\n" in result[1]
+    assert "assigned it: other, rates\n" in result[1]
 
 
 ENDS = {

@@ -87,6 +87,8 @@ def gathered(
                     waiting += pickler.names
     except Exception as error:
         raise JobError(_refusal(program, {**arguments, **cargo.variables}, error)) from None
+    # As the notebook has bound them, so that a class is made before its subclasses.
+    cargo.variables = {name: value for name, value in main.items() if name in cargo.variables}
     return cargo
 
 
