@@ -69,8 +69,9 @@ def on_ranks(
     `launchers.local.warm`): a notebook's first call waits for that import. The function travels with the variables that
     it uses, as copies: a random generator of the notebook's gives every rank the same numbers, one that a rank makes
     without a seed its own. Settings of the notebook's PyTorch, Keras, NumPy, pandas, Matplotlib, logging and warnings
-    hold there (`training.settings`); nothing else does that was changed in an installed package. What it loads with
-    `place.load` are the digits. A rank ends when its program returns, with the threads that it has started.
+    hold there (`training.settings`), and so do functions that the notebook has put into a module; nothing else does
+    that was changed in an installed package. What it loads with `place.load` are the digits. A rank ends when its
+    program returns, with the threads that it has started.
 
     Args:
         ranks: how many processes.
