@@ -49,12 +49,18 @@ def _set_filters(*filters: Any) -> None:
     vars(warnings)["filters"] += [*(each for each in filters if each not in others), *others]
 
 
+def _set_precision(digits: int) -> None:
+    sys.modules["decimal"].getcontext().prec = digits
+
+
 # By module what sets something, and to what: arguments by name in a dictionary, several in a tuple, or one.
 _SETTINGS: dict[str, Callable[[Any], dict[str, Any]]] = {
     "logging": lambda _: {"_set_loggers": _loggers()},
     "warnings": lambda module: {
         "_set_filters": tuple(each for each in module.filters if each[2].__module__ == "builtins")
     },
+    "sys": lambda sys: {"setrecursionlimit": sys.getrecursionlimit()},
+    "decimal": lambda decimal: {"_set_precision": decimal.getcontext().prec},
     "numpy": lambda numpy: {"set_printoptions": numpy.get_printoptions(), "seterr": numpy.geterr()},
     "torch": lambda torch: {
         "set_default_dtype": torch.get_default_dtype(),
