@@ -30,7 +30,9 @@ trap : INT; echo "$PATH $*" > server; until test -e end; do sleep 0.02; done; ex
 def test_a_home_that_cannot_be_written_is_named(tmp_path, monkeypatch):
     (tmp_path / "file").touch()
     monkeypatch.setenv("JUPYTER_RUNTIME_DIR", str(tmp_path / "file" / "runtime"))
-    with pytest.raises(JobError, match=r"JupyterLab's folder .*/file/runtime cannot be written .*: set HOME"):
+    with pytest.raises(
+        JobError, match=r"JupyterLab's folder .*/file/runtime cannot be written .*: set another HOME"
+    ):
         lab.open_lab(tmp_path)
 
 

@@ -10,6 +10,7 @@ import contextlib
 import hashlib
 import os
 import platform
+import signal
 import subprocess
 import sys
 import tempfile
@@ -135,6 +136,7 @@ def in_background() -> None:
 
 def main(parent: int) -> None:
     """The background process of `parent`."""
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))  # a server that is importing is then ended, too
     end_with(parent)
     versions = sorted(f"{each.name} {each.version}" for each in metadata.distributions())
     machine = [*versions, sys.prefix, platform.platform(), network.availability()]
