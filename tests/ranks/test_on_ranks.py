@@ -2,6 +2,7 @@
 
 import contextlib
 import ctypes
+import gc
 import math
 import os
 import signal
@@ -627,6 +628,15 @@ except RuntimeError as error:
 
 
 # Ranks that stay
+
+
+def test_a_rank_that_stays_holds_nothing_of_the_others_which_a_garbage_collection_would_close():
+    def program(communicator):
+        gc.collect()
+        return ring(communicator, 1000)[0]
+
+    with rank_group(4) as group:
+        assert group.run(program).values == group.run(program).values == [6.0] * 4
 
 
 def test_what_a_rank_returned_before_it_ended_is_not_taken_for_what_the_next_call_returns():

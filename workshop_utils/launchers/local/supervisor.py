@@ -90,9 +90,7 @@ class Supervisor:
         self._owner: int | None = None  # a descriptor that is readable once the owner has died
         self._deadline = 0.0
         self._orders = b""  # what has come of the next one
-        self._prompts: dict[
-            int, tuple[str, socket.socket]
-        ] = {}  # by descriptor: the process's name, and its input
+        self._prompts: dict[int, str] = {}  # by the descriptor of its input, the process's name
         self._called: set[str] = set()  # the required processes that have not answered the last prompt
         self._idle_seconds = 0.0  # that processes, if they are prompted, may wait for one
         self._told_to_stop = self._has_stacks = self._was_read = False
@@ -202,7 +200,8 @@ class Supervisor:
 
     def _start(self, process: dict[str, Any]) -> Script | None:
         pipes = {"stdout": os.pipe(), "stderr": os.pipe()}
-        prompts = socket.socketpair() if self._idle_seconds else None
+        # Not socket objects: a forked process's garbage collector would close their descriptors, which it uses anew.
+        prompts = [each.detach() for each in socket.socketpair()] if self._idle_seconds else []
         supervisor = os.getpid()
         left, plugged = os.pipe(), os.pipe()  # "I have my own network", "your cable is in"
         # A stop that comes before the child is itself must wait until it can end it.
@@ -228,8 +227,8 @@ class Supervisor:
             self._streams[reader] = process["name"], stream
             self._selector.register(reader, selectors.EVENT_READ)
         if prompts:
-            prompts[1].close()
-            self._prompts[prompts[0].fileno()] = process["name"], prompts[0]
+            os.close(prompts[1])
+            self._prompts[prompts[0]] = process["name"]
             self._selector.register(prompts[0], selectors.EVENT_READ)
         self._tell({"event": "started", "name": process["name"], "pid": pid})
         os.close(left[1])
@@ -258,10 +257,7 @@ class Supervisor:
             os._exit(1)
 
     def _become(
-        self,
-        process: dict[str, Any],
-        pipes: dict[str, tuple[int, int]],
-        prompts: tuple[socket.socket, socket.socket] | None,
+        self, process: dict[str, Any], pipes: dict[str, tuple[int, int]], prompts: list[int]
     ) -> Script:
         """Turn the forked child into the process asked for: by exec, or, when warm, into the script to run."""
         os.setsid()
@@ -274,12 +270,10 @@ class Supervisor:
         inherited |= {descriptor for pipe in pipes.values() for descriptor in pipe}
         if self._owner is not None:
             inherited.add(self._owner)
-        inherited |= self._prompts.keys()
+        inherited |= {*self._prompts, *prompts}
         nothing = os.open(os.devnull, os.O_RDONLY)
-        if prompts:
-            inherited |= {each.fileno() for each in prompts}
         for source, target in (
-            (prompts[1].fileno() if prompts else nothing, 0),
+            (prompts[1] if prompts else nothing, 0),
             (pipes["stdout"][1], 1),
             (pipes["stderr"][1], 2),
         ):
@@ -392,14 +386,14 @@ class Supervisor:
                 order = json.loads(line)
                 self._deadline = time.monotonic() + order["timeout_seconds"]
                 self._called = {*self._required} if order["prompt"] else set()
-                for _, connection in self._prompts.values() if order["prompt"] else ():
+                for descriptor in self._prompts if order["prompt"] else ():
                     with contextlib.suppress(OSError):  # it is ending
-                        connection.sendall(order["prompt"].encode() + b"\n")
+                        os.write(descriptor, order["prompt"].encode() + b"\n")
 
     def _hear_answer(self, descriptor: int) -> None:
-        name, connection = self._prompts[descriptor]
+        name = self._prompts[descriptor]
         try:
-            answer = connection.recv(1)
+            answer = os.read(descriptor, 1)
         except ConnectionResetError:  # it was killed before it had read a prompt
             answer = b""
         if answer:
@@ -415,7 +409,7 @@ class Supervisor:
         else:  # it has ended, or closed its input
             self._selector.unregister(descriptor)
             del self._prompts[descriptor]
-            connection.close()
+            os.close(descriptor)
 
     def _report_lines(self, descriptor: int) -> None:
         chunk = os.read(descriptor, 1 << 16)
