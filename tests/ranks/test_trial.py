@@ -22,20 +22,17 @@ def wait(_):
     time.sleep(1000)
 
 
-def half(communicator):
-    return 1.0 + communicator.rank
-
-
 def full(_):
     raise OSError(28, "No space left on device")
 
 
 @pytest.fixture
 def only(monkeypatch):
-    """Leave one trial of a program, for lesson 99, under the name of a framework."""
+    """`only(name, program)` leaves one framework, for lesson 99, whose ranks call `program`."""
 
-    def leave(program, name="ranks"):
-        monkeypatch.setattr(trial, "TRIALS", {name: (program, "99")})
+    def leave(name, program=trial._program):
+        monkeypatch.setattr(trial, "LESSONS", {name: "99"})
+        monkeypatch.setattr(trial, "_program", program)
 
     return leave
 
@@ -45,7 +42,7 @@ def test_the_lessons_of_a_framework_are_those_whose_ranks_use_it():
         cells = json.loads(path.read_text(encoding="utf-8"))["cells"]
         code = "\n".join("".join(cell["source"]) for cell in cells if cell["cell_type"] == "code")
         for framework in re.findall(r'framework="(\w+)"', code):
-            listed = re.findall(r"(\d\d)(?: to (\d\d))?", trial.TRIALS[framework][1])
+            listed = re.findall(r"(\d\d)(?: to (\d\d))?", trial.LESSONS[framework])
             number = int(path.name[:2])
             assert any(int(first) <= number <= int(last or first) for first, last in listed), path.name
 
@@ -59,7 +56,6 @@ def test_the_lessons_of_a_framework_are_those_whose_ranks_use_it():
             wait,
             r"did not end within 3 s. rank 0, rank 1 wait at test_trial.py, line \d+ \(in wait\)\.\n +→ a firewall",
         ),
-        (half, r"the sum of their two ones is \[1.0, 2.0\]\n"),
         (
             full,
             r"raised OSError: \[Errno 28\] No space left on device.*\n +→ A disk is full: free some of it",
@@ -67,7 +63,7 @@ def test_the_lessons_of_a_framework_are_those_whose_ranks_use_it():
     ],
 )
 def test_what_fails_is_named_with_its_first_cause_the_lessons_and_what_to_do(program, says, only):
-    only(program)
+    only("ranks", program)
     (finding,) = trial.results("3s")
     assert str(finding).startswith("✗ ranks           two ranks fail, as would lessons 99: ")
     assert re.search(says, str(finding)), finding
@@ -75,26 +71,24 @@ def test_what_fails_is_named_with_its_first_cause_the_lessons_and_what_to_do(pro
 
 @pytest.mark.processes
 @pytest.mark.usefixtures("nothing_is_left")
-@pytest.mark.parametrize(
-    ("name", "end"), [("ranks", "work together, also over slow links"), ("mpi", "work together")]
-)
-def test_what_works_is_said(name, end, monkeypatch):
-    monkeypatch.setattr(trial, "TRIALS", {name: trial.TRIALS[name]})
-    (finding,) = trial.results()
-    assert (finding.state, finding.text) == ("good", f"two ranks {end}")
+@pytest.mark.parametrize(("name", "end"), [("ranks", ", also over slow links"), ("mpi", "")])
+def test_what_works_is_said(name, end, only):
+    only(name)
+    assert [(each.state, each.text) for each in trial.results()] == [("good", f"two ranks meet{end}")]
 
 
-@pytest.mark.processes
 def test_what_fails_over_slow_links_alone_breaks_parts_of_lessons(only, monkeypatch):
-    monkeypatch.setattr(trial, "_sums", lambda _, link, __: [2.0, 2.0 if link is None else 0.0])
-    only(wait)
+    only("ranks")
+    monkeypatch.setattr(trial, "_meet", lambda _, link, __: link and int(link))
     (finding,) = trial.results()
-    assert finding.text.startswith("two ranks over slow links fail, as would parts of lessons 99: the sum of")
+    assert finding.text.startswith(
+        "two ranks fail over slow links, as would lessons 99 in part: invalid literal"
+    )
 
 
 @pytest.mark.processes
 def test_the_check_up_s_exit_code_says_whether_a_trial_failed(only):
-    only(half)
+    only("ranks", full)
     said = CliRunner().invoke(cli.app, ["doctor", "--try"])
     assert (said.exit_code, "as would lessons 99" in said.stdout) == (1, True)
     assert "\n1 to mend before all lessons can run here." in said.stdout
@@ -109,7 +103,7 @@ def tried(cache, program):
     code = f"""
 import os, test_trial
 from workshop_utils.ranks import trial
-trial.TRIALS = {{"ranks": ({program}, "99")}}
+trial.LESSONS, trial._program = {{"ranks": "99"}}, {program}
 trial.main(os.getppid())
 """
     path = os.pathsep.join(map(str, [Path(__file__).parent, *sys.path]))
@@ -123,11 +117,11 @@ trial.main(os.getppid())
 @pytest.mark.usefixtures("nothing_is_left")
 def test_the_lab_is_told_what_fails_until_all_has_worked_once(tmp_path):
     for _ in range(2):
-        said = tried(tmp_path, "test_trial.half")
+        said = tried(tmp_path, "test_trial.full")
         assert said.startswith("✗ ranks           two ranks fail, as would lessons 99: ")
         assert said.endswith("`workshop doctor --try` tries it again.\n")
-    assert tried(tmp_path, "trial._ring") == ""
-    assert tried(tmp_path, "test_trial.half") == ""  # it is not tried again
+    assert tried(tmp_path, "trial._program") == ""
+    assert tried(tmp_path, "test_trial.full") == ""  # it is not tried again
 
 
 @pytest.mark.processes

@@ -30,7 +30,7 @@ from typing import Any
 import pandas as pd
 from tqdm import tqdm
 
-from workshop_utils.cache import cache_folder, unwritable
+from workshop_utils.cache import cache_folder
 from workshop_utils.jobs import JobError, TrainingJob
 from workshop_utils.launchers.local import Local
 from workshop_utils.network import Network
@@ -86,10 +86,7 @@ class Store:
 
     def put(self, key: str, rows: pd.DataFrame) -> pd.DataFrame:
         """Keep `rows` under `key`, in place of what was there, and return them as `get` will."""
-        try:
-            self.folder.mkdir(parents=True, exist_ok=True)
-        except OSError as error:
-            raise JobError(unwritable(error)) from error
+        self.folder.mkdir(parents=True, exist_ok=True)
         # A name with a dot in front is none that `read_parquet` of the folder would take for a measurement.
         with tempfile.TemporaryDirectory(prefix=".", dir=self.folder) as folder:
             written = Path(folder) / "rows.parquet"
