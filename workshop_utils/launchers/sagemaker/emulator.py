@@ -8,7 +8,8 @@
 
 A launch makes the request that SageMaker would get, and starts it here. Every host has folders of its own in place of
 those below /opt/ml. The SDK's drivers, which travel with the request, run as they are but for the names of these
-folders; what the toolkit does is done by `toolkit`. EXCEPTIONS says how it differs from an instance.
+folders; what the toolkit does is done by `toolkit`. EXCEPTIONS, in
+`exceptions.yaml`, says how it differs from an instance.
 """
 
 from __future__ import annotations
@@ -25,6 +26,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar
 
 import psutil
+import yaml
 
 from workshop_utils.jobs import TrainingJob
 from workshop_utils.launchers import output
@@ -49,26 +51,9 @@ class EmulatedSageMaker(SageMakerSettings):
     """Launches jobs on emulated instances. Its fields are those of `SageMakerSettings`; a role is not needed."""
 
     # How emulated instances differ from real ones.
-    EXCEPTIONS: ClassVar[dict[str, str]] = {
-        "root": "folders lie below a root of the run's own, in place of /opt/ml",
-        "addresses": "each host:port is a loopback port of its own",
-        "interface": "hosts meet through lo, not eth0",
-        "processors": "the processors are this machine's, and all hosts share them",
-        "accelerators": "there are none, whatever the instance type",
-        "drivers": "the SDK's sm_train.sh itself is skipped, with its cd, tar and pip; the programs it calls are run",
-        "parameter servers": "a program of the workshop's starts them as the toolkit does; it looks for the "
-        "master every half second, not every ten",
-        "mpi": "all MPI ranks are started by the first host's mpirun, without sshd",
-        "threads": "one for arithmetic in each process, unless the job says more; a server has 16 for what waits",
-        "patience": "all hosts start within a second; on SageMaker minutes may lie between them: the toolkit waits, "
-        "torchrun for ten minutes",
-        "spot": "all hosts end without warning when `interrupt` says so; new ones come at once; `max_wait` is "
-        "not watched; and checkpoints are kept in a folder of this run",
-        "end": "where a host fails, SIGTERM ends the others, and reaches scripts; on SageMaker it comes later,"
-        " and the toolkit keeps it",
-        "python": "Python and its packages are this environment's, and a requirements.txt is compared with them",
-        "left out": "variables about groups of instances, and about libraries that only AWS's images have",
-    }
+    EXCEPTIONS: ClassVar[dict[str, str]] = yaml.safe_load(
+        Path(__file__).with_name("exceptions.yaml").read_text(encoding="utf-8")
+    )
 
     role: str = "arn:aws:iam::000000000000:role/nobody"
 
