@@ -18,45 +18,14 @@ from typing import Any
 
 import vl_convert
 
-from workshop_utils.plots import style
-
 SPECIFICATION = "application/vnd.vegalite.v5+json"
 # JupyterLab 4.6 has Vega-Lite 5.6; the oldest that vl-convert has is 5.8. A test in a browser draws them in JupyterLab.
 VERSION = "5.8"
 FOLDER = Path(__file__).parent
 
 
-def _words(*kinds: str) -> dict[str, Any]:
-    """Size and colour of the words of these kinds, such as an axis's "label"."""
-    return {
-        f"{kind}{what}": value for kind in kinds for what, value in (("FontSize", 12), ("Color", style.INK))
-    }
-
-
 # Every colour is given: what is not, JupyterLab's dark theme takes for white.
-CONFIG: dict[str, Any] = {
-    "background": "white",
-    "font": "DejaVu Sans, Arial, sans-serif",
-    "padding": 12,  # an axis may need more room at another setting
-    "view": {"stroke": None},
-    "axis": {
-        **_words("label", "title"),
-        "titleFontWeight": "normal",
-        "gridColor": style.FAINT,
-        "domainColor": style.INK,
-        "tickColor": style.INK,
-    },
-    "legend": {**_words("label", "title"), "titleFontWeight": "normal", "orient": "bottom"},
-    "header": _words("label", "title"),
-    "title": {
-        "anchor": "start",
-        "fontSize": 14,
-        "color": style.INK,
-        "subtitleFontSize": 12,
-        "subtitleColor": style.QUIET,
-    },
-    "text": {"color": style.INK, "fontSize": 12},
-}
+CONFIG: dict[str, Any] = json.loads(FOLDER.with_name("workshop.vega.json").read_text(encoding="utf-8"))
 
 
 class Playable:
