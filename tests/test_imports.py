@@ -16,10 +16,6 @@ HIDES = 'tf.config.set_visible_devices([], "GPU")\n'
         (TRAINS + "torch.nn.parallel.DistributedDataParallel(model)", "puts no tensor on a GPU"),
         (TRAINS + "import horovod.torch as hvd\nx = torch.ones(2).to(torch.int64)", "puts no tensor on a GPU"),
         (TRAINS + "from workshop_utils.parallel.data import Overlapped", "puts no tensor on a GPU"),
-        (f"import keras, horovod.tensorflow\n{HIDES}", "hides GPUs from TensorFlow"),
-        (f"import tensorflow as tf\ndef main():\n    {HIDES}", "hides GPUs from TensorFlow"),
-        (f"'Its return'\nimport tensorflow as tf\nclass A:\n    def f(self): return 1\n{HIDES}", "hides GPUs"),
-        (f"import tensorflow as tf\ndef main():\n    'The return.'\n    def f(): return 1\n    {HIDES}", "hides GPUs"),
     ],
 )  # fmt: skip
 def test_a_script_that_cannot_use_a_gpu_is_known_by_its_text(script, reason, make_job):

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import ast
 import contextlib
-import itertools
 import re
 import sys
 from collections import defaultdict
@@ -28,8 +27,6 @@ CODE_CALLS = re.compile(r"(__import__|exec\w*|popen|spawn\w*|system)\(")
 PLACES_TENSORS = re.compile(
     r"(?i)accelerat|\bdataparallel\(|cuda|device|gpu|nccl|fsdp|fully_shard|(torch|jit|export|hub)\.load\(|\.to\((?!torch\.\w+\))"
 )
-# As `ast` writes it: no statement of TensorFlow's uses a GPU after this one.
-HIDES_GPUS = re.compile(r"\w+(\.\w+)*\.set_visible_devices\(\[\], 'GPU'\)")
 
 # An address of a process's own host, as a script writes it, and where a host alone is one at which processes meet.
 LOOPBACK = re.compile(r"(tcp://)?(127\.0\.0\.1|localhost)(:[^/\s]*)?(/\S*)?")
@@ -153,33 +150,10 @@ def why_no_gpu(job: TrainingJob) -> str | None:
     own = {part.removesuffix(".py") for path in texts for part in path.relative_to(job.folder).parts}
     text = "\n".join([*texts.values(), *job.command_line_arguments, str(job.environment)])
     understood = (sys.stdlib_module_names - CODE_MODULES) | CPU_PACKAGES | PYTORCH
-    if hidden := _hides_gpus(texts[job.script_path]):
-        understood |= TENSORFLOW
     others = packages(module for module in modules if not CPU_MODULES.fullmatch(module)) - understood - own
     if others or CODE_CALLS.search(text):
         return None
     if not PYTORCH & packages(modules):
-        return "hides GPUs from TensorFlow" if hidden else "imports nothing that can use a GPU"
+        return "imports nothing that can use a GPU"
     takes = any(re.fullmatch(r"torch(\.\w+)*\.(load|DataParallel)", module) for module in modules)
     return None if takes or PLACES_TENSORS.search(text) else "puts no tensor on a GPU"
-
-
-def _hides_gpus(text: str) -> bool:
-    """Whether a script, or its function `main`, hides all GPUs from TensorFlow in every process, and shows none."""
-    script = ast.parse(text)
-    calls = [ast.unparse(each) for each in ast.walk(script) if isinstance(each, ast.Call)]
-    if not all(HIDES_GPUS.fullmatch(call) for call in calls if "set_visible_devices" in call):
-        return False
-    functions = [each for each in script.body if isinstance(each, ast.FunctionDef)]
-    for block in (script.body, *(each.body for each in functions if each.name == "main")):
-        sure = itertools.takewhile(lambda statement: not _may_return(statement), block)
-        if any(HIDES_GPUS.fullmatch(ast.unparse(each)) for each in sure):
-            return True
-    return False
-
-
-def _may_return(node: ast.AST) -> bool:
-    """Whether a statement may leave the function that it stands in."""
-    if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef | ast.Lambda):
-        return False
-    return isinstance(node, ast.Return) or any(map(_may_return, ast.iter_child_nodes(node)))
