@@ -4,9 +4,10 @@
 
 A server drops a field that it does not know unless it is asked to be strict, as kubectl and the launcher ask from
 Kubernetes 1.27 on; so strict is this check. The fields of Kubernetes's own kinds are those of its client,
-`kubernetes`; those of the others stand in `crds/`, which is made from the operators' resource definitions. What an
-operator asks for in its own code stands in `crds/operators.yaml` if it concerns a single field, and below if it
-concerns several. Schemas are written in the words of JSON Schema, and one check walks over them.
+`kubernetes`, and what that lacks is in `crds/core.yaml`; those of the others stand in `crds/`, which is made from the
+operators' resource definitions. What an operator asks for in its own code stands in `crds/operators.yaml` if it
+concerns a single field, and below if it concerns several. Schemas are written in the words of JSON Schema, and one
+check walks over them.
 
 Sources: training-operator v1.9.4, pkg/webhooks; mpi-operator v0.8.0, pkg/apis/kubeflow/validation; trainer v2.3.0, the
 rules of the TrainJob's resource definition; volcano v1.15.1, pkg/webhooks/admission/jobs/validate. The cluster of
@@ -27,21 +28,11 @@ import kubernetes.client as core
 import yaml
 
 from workshop_utils.jobs import JobError
-from workshop_utils.launchers.kubernetes.settings import LABEL_KEY, LABEL_VALUE
 
 Schema = Mapping[str, Any]
 
 CRDS = Path(__file__).parent / "crds"
-CORE = {
-    "v1": (
-        *("ConfigMap", "LimitRange", "Namespace", "PersistentVolume", "PersistentVolumeClaim", "Pod"),
-        *("ResourceQuota", "Service", "ServiceAccount"),
-    ),
-    "apps/v1": ("DaemonSet", "Deployment"),
-    "batch/v1": ("Job",),
-    "rbac.authorization.k8s.io/v1": ("ClusterRole", "ClusterRoleBinding", "Role", "RoleBinding"),
-    "storage.k8s.io/v1": ("StorageClass",),
-}
+CORE: Mapping[str, Any] = yaml.safe_load((CRDS / "core.yaml").read_text(encoding="utf-8"))
 LABEL = re.compile(r"[a-z]([-a-z0-9]{0,61}[a-z0-9])?")  # DNS-1035
 # How Kubernetes writes an amount: 500m, 2Gi, 1e3. Source: apimachinery, pkg/api/resource, `Quantity`.
 QUANTITY = re.compile(r"\+?(\d+(\.\d*)?|\.\d+)(([KMGTPE]i|[numkMGTPE])|[eE][+-]?\d+)?")
@@ -66,30 +57,6 @@ RULES: dict[str, tuple[str, Callable[[Any, Any], bool]]] = {
         ("minLength", "minItems", "minProperties"), ("not be empty", lambda value, _: bool(value))
     ),
 }
-# What the client calls the types of its fields, and those that it calls texts though they are amounts.
-CLIENT_TYPES = {"str": "string", "int": "integer", "float": "number", "bool": "boolean", "datetime": "string"}
-AMOUNTS: dict[str, Schema] = {
-    "limits": {"type": "object", "additionalProperties": {"type": "quantity"}},
-    "requests": {"type": "object", "additionalProperties": {"type": "quantity"}},
-    "size_limit": {"type": "quantity"},
-}
-
-
-# What the server asks of its own fields, by the client's class; "*" is any.
-# Source: kubernetes, pkg/apis/core/validation, and apimachinery, pkg/util/validation.
-SECONDS: Schema = {"type": "integer", "minimum": 1, "maximum": 2**31 - 1}
-SERVERS_RULES: dict[str, dict[str, Schema]] = {
-    "*": {
-        "active_deadline_seconds": SECONDS,
-        "ttl_seconds_after_finished": {**SECONDS, "minimum": 0},
-        "node_selector": {
-            "type": "object",
-            "propertyNames": {"pattern": rf"^(?=[^/]{{1,253}}(/|$)){LABEL_KEY[1:]}"},
-            "additionalProperties": {"type": "string", "pattern": LABEL_VALUE},
-        },
-    },
-    "V1EnvVar": {"name": {"type": "string", "pattern": r"^[ -<>-~]+$"}},  # printable, and no "="
-}
 
 
 def require(described: Mapping[str, Any]) -> None:
@@ -103,7 +70,7 @@ def problems_of(described: Mapping[str, Any]) -> list[str]:
     version, kind = str(described.get("apiVersion")), str(described.get("kind"))
     schema = _schema_of_kind(version, kind)
     if schema is None:
-        names = [f"{kind} of {version}" for version, kinds in CORE.items() for kind in kinds]
+        names = [f"{kind} of {version}" for version, kinds in CORE["kinds"].items() for kind in kinds]
         tables = [path.stem.rsplit("_", 1) for path in sorted(CRDS.glob("*_*.yaml"))]
         names += [f"{kind} of {version.replace('_', '/')}" for version, kind in tables]
         return [f"apiVersion and kind are {version} and {kind}; they must be one of: {', '.join(names)}"]
@@ -123,7 +90,7 @@ def is_quantity(value: object) -> bool:
 
 @functools.cache
 def _schema_of_kind(version: str, kind: str) -> Schema | None:
-    if kind in CORE.get(version, ()):
+    if kind in CORE["kinds"].get(version, ()):
         return {"model": f"V1{kind}"}
     path = CRDS / f"{version.replace('/', '_')}_{kind}.yaml"
     if not path.is_file():
@@ -152,7 +119,7 @@ def _schema_of_model(name: str) -> Schema:
         except ValueError:  # how the client refuses to do without a field
             required.append(field)
     types = {name: _schema_of_type(written) for name, written in model.openapi_types.items()}
-    rules = {**AMOUNTS, **SERVERS_RULES["*"], **SERVERS_RULES.get(name, {})}
+    rules = {**CORE["fields"]["*"], **CORE["fields"].get(name, {})}
     lists = {name for name, schema in types.items() if schema.get("type") == "array"}  # a LimitRange's limits
     types |= {name: schema for name, schema in rules.items() if name not in lists}
     properties = {field: types[attribute] for attribute, field in model.attribute_map.items()}
@@ -161,8 +128,8 @@ def _schema_of_model(name: str) -> Schema:
 
 def _schema_of_type(written: str) -> Schema:
     """The schema of a type as the client writes it: `str`, `list[V1Container]`, `dict(str, V1Foo)`."""
-    if written in CLIENT_TYPES:
-        return {"type": CLIENT_TYPES[written]}
+    if written in CORE["types"]:
+        return {"type": CORE["types"][written]}
     if listed := re.fullmatch(r"list\[(.*)\]", written):
         return {"type": "array", "items": _schema_of_type(listed[1])}
     if mapped := re.fullmatch(r"dict\(str, (.*)\)", written):
