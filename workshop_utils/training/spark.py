@@ -31,18 +31,7 @@ from workshop_utils.strategies import without_proxy
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-# No profile in /tmp (hsperfdata), one compiler. And no jspawnhelper, which Java starts processes through, and which
-# stays for ever if Java ends meanwhile (JDK-8307990). VFORK would do without it as well, but macOS has none.
-JVM = "-XX:-UsePerfData -XX:+UseSerialGC -XX:TieredStopAtLevel=1 -Djdk.lang.Process.launchMechanism=FORK"
-# Exceptions reach Python, and Spark's own log would repeat them. Without an appender Spark would log as it does by
-# default, and the gateway to Python has a level of its own.
-LOGGING = """rootLogger.level = off
-rootLogger.appenderRef.console.ref = console
-appender.console.type = Console
-appender.console.name = console
-logger.gateway.name = org.apache.spark.api.python.PythonGatewayServer
-logger.gateway.level = off
-"""
+SETTINGS = Path(__file__).with_name("spark_conf")  # files as Spark reads them, with words to fill in
 
 
 def session() -> SparkSession:
@@ -87,26 +76,11 @@ def _configured() -> str:
         (folder / name).mkdir()
     for name in ("bin", "jars", "python"):  # executors leave their logs in a folder beside these
         (folder / "home" / name).symlink_to(Path(pyspark.__file__).parent / name)
-    properties = {
-        "spark.master": "local-cluster[2,2,512]",  # MiB of memory
-        "spark.driver.memory": "512m",
-        "spark.executor.memory": "512m",
-        "spark.authenticate": "true",
-        "spark.authenticate.secret": secrets.token_hex(32),
-        "spark.barrier.sync.timeout": "10",
-        "spark.driver.extraJavaOptions": f"{JVM} -Djava.io.tmpdir={folder}/tmp",
-        "spark.executor.extraJavaOptions": f"{JVM} -Djava.io.tmpdir={folder}/tmp",
-        "spark.executorEnv.GLOO_SOCKET_IFNAME": "lo0" if sys.platform == "darwin" else "lo",
-        "spark.executorEnv.TMPDIR": f"{folder}/tmp",
-        "spark.local.dir": f"{folder}/tmp",
-        "spark.sql.warehouse.dir": f"{folder}/warehouse",
-        "spark.ui.enabled": "false",
-        "spark.ui.killEnabled": "false",  # on the master's page, which is there all the same
-        "spark.ui.showConsoleProgress": "false",
-    }
-    lines = "".join(f"{name} {value}\n" for name, value in properties.items())
-    (folder / "conf" / "spark-defaults.conf").write_text(lines, encoding="utf-8")
-    (folder / "conf" / "log4j2.properties").write_text(LOGGING, encoding="utf-8")
+    loopback = "lo0" if sys.platform == "darwin" else "lo"
+    words = {"folder": str(folder), "secret": secrets.token_hex(32), "loopback": loopback}
+    for file in SETTINGS.iterdir():
+        text = file.read_text(encoding="utf-8")
+        (folder / "conf" / file.name).write_text(text.format(**words), encoding="utf-8")
     os.environ |= {
         "PYSPARK_PYTHON": sys.executable,
         "SPARK_CONF_DIR": f"{folder}/conf",
