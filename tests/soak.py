@@ -41,7 +41,7 @@ from workshop_utils.runs import RunState
 
 JOBS = Path(__file__).parents[1] / "jobs"
 WORKSHOP = Path(sys.executable).with_name("workshop")
-TIMEOUT_SECONDS = 60
+TIMEOUT_SECONDS = 180  # that a launch may take on a machine full of work
 ENDING_SECONDS = 15.0  # that a machine full of work may take to end what is to be ended
 NETWORK = Network(bandwidth="1Gbit")
 
@@ -278,16 +278,22 @@ def error_of(
     act: Callable[[], object], disturbance: Callable[[], object] | None, seconds: float
 ) -> BaseException | None:
     """Do `act`, which a thread disturbs after `seconds`; how it has failed, once nothing disturbs any more."""
-    thread = threading.Timer(seconds, disturbance or (lambda: None))
     error: BaseException | None = None
+    is_over = threading.Event()  # a thread whose `join` was interrupted counts as ended
+
+    def disturb() -> None:
+        if disturbance:
+            disturbance()
+        is_over.set()
+
     try:
-        thread.start()
+        threading.Timer(seconds, disturb).start()
         act()
     except (KeyboardInterrupt, RanksFailed, warm.WarmServerError) as raised:
         error = raised.with_traceback(None)  # whose frames hold what they have reserved
-    while thread.is_alive():
+    while not is_over.is_set():
         with contextlib.suppress(KeyboardInterrupt):
-            thread.join()
+            is_over.wait()
     return error
 
 
@@ -316,7 +322,15 @@ def launch_here(name: str, fate: str, chance: random.Random) -> None:
 
 
 def launch_elsewhere(name: str, fate: str, chance: random.Random) -> None:
-    command = [str(WORKSHOP), "launch", str(JOBS / name), "--workers", "2", "--timeout", "1min"]
+    command = [
+        str(WORKSHOP),
+        "launch",
+        str(JOBS / name),
+        "--workers",
+        "2",
+        "--timeout",
+        f"{TIMEOUT_SECONDS}s",
+    ]
     disturb_owner(command, fate, chance.uniform(0.2, 1.5 + KINDS[name]))
 
 
