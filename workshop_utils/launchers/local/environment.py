@@ -77,8 +77,9 @@ def shared_variables(job: TrainingJob, scratch: Path) -> dict[str, str]:
         "TMPDIR": str(scratch),  # what a killed framework leaves there goes with the run
         "OMP_NUM_THREADS": threads,
         "TF_NUM_INTRAOP_THREADS": threads,  # not INTEROP: with one, a parameter server's steps deadlock
-        # After 30 s, its default, a rank of Horovod aborts over a peer that a busy machine is still starting.
-        **({"HOROVOD_GLOO_TIMEOUT_SECONDS": "120"} if job.strategy.startswith("horovod") else {}),
+        # After 30 s, its default, a rank of Horovod aborts over a peer that a busy machine is still starting. Elastic
+        # ranks keep it: they may miss that a peer was killed, and go on without it only then.
+        **({"HOROVOD_GLOO_TIMEOUT_SECONDS": "120"} if job.strategy == "horovod" else {}),
         **({} if job.resources.gpu else NO_GPU),
         **data_variables(job, str(data.prepare_all(job.data)) if job.data is not None else ""),
         "WORKSHOP_MODEL": str(Path(outputs).absolute() if outputs else scratch / "model"),
