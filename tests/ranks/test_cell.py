@@ -157,6 +157,10 @@ def test_open_and_exit_are_pythons_own(run, shell, tmp_path):
         ("%%ranks 2 --framework jax\n1", "UsageError: argument --framework: invalid choice: 'jax' .*torch.*"),
         ("%%ranks 2 --network '100\n1", "UsageError: No closing quotation"),
         ("%%ranks 0\n1", "JobError: ranks is 0; .*"),
+        (
+            "%%ranks 1\nbreakpoint()",
+            r"RanksFailed: rank 0 of 1 raised RuntimeError: nobody can answer break(.|\n)*",
+        ),
     ],
 )
 def test_a_mistake_is_shown_once_and_in_one_sentence(cell, message, run, shell):
@@ -454,6 +458,59 @@ def test_what_a_kept_cell_assigns_counts_until_the_notebook_assigns_it(kept):
     result = kept("%%ranks 2 --keep\nrates()")
     assert values(result) == [[1, 2]] * 2
     assert "assigned it: other, rates\n" in result[1]
+
+
+def test_what_shares_objects_with_what_is_sent_comes_with_it(kept):
+    kept("weights = [0]\nsteps = {'weights': weights}\nother = [0]")
+    cell = "%%ranks 2 --keep\nsteps['weights'][0] += 1\nother[0] += 1\nweights, other"
+    assert values(kept(cell)) == [([1], [1])] * 2
+    kept("steps = {'weights': weights}")
+    result = kept(cell)
+    assert values(result) == [([1], [2])] * 2
+    assert "since the notebook has assigned it: steps\n" in result[1]
+    assert "Sent to the ranks again, since steps shares objects with it: weights\n" in result[1]
+    kept("%%ranks 2 --keep\nweights = [7]\nweights")
+    kept("steps = {'weights': weights}")
+    result = kept(cell)
+    assert values(result) == [([7], [3])] * 2
+    assert "On the ranks weights is another, which shares nothing with steps\n" in result[1]
+
+
+def test_an_edited_module_is_new_on_ranks_that_stay(kept, tmp_path, monkeypatch):
+    (tmp_path / "edited.py").write_text("RATE = 1\ndef rate(): return 'old', RATE\n")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    kept("import edited, importlib\nfrom edited import rate")
+    cell = "%%ranks 1 --keep\nrate(), edited.rate()"
+    assert values(kept(cell)) == [(("old", 1), ("old", 1))]
+    (tmp_path / "edited.py").write_text("RATE = 22\ndef rate(): return 'edited', RATE\n")
+    kept("importlib.reload(edited)\nfrom edited import rate\nedited.RATE = 3")
+    assert values(kept(cell)) == [(("edited", 3), ("edited", 3))]
+
+
+def test_an_assignment_counts_whatever_it_assigns_and_below_whatever_magic(kept):
+    kept("flag, found = True, [1]")
+    kept("%%ranks 1 --keep\nflag = False\nfound.append(2)")
+    cell = "%%ranks 1 --keep\nflag, found"
+    assert values(kept(cell)) == [(False, [1, 2])]
+    kept("%%time\nflag = True\nfound += [5]")
+    assert values(kept(cell)) == [(True, [1, 5])]
+    kept("class Model:\n    flag = 1")  # another's
+    assert "assigned" not in kept(cell)[1]
+
+
+def test_only_what_changed_is_said_to_have_changed(kept):
+    kept(
+        "import abc, enum, os\nclass Kind(enum.Enum):\n    A = 1\nclass Base(abc.ABC):\n    lr = 1\nbase = Base()"
+    )
+    cell = "%%ranks 1 --keep\nKind.A, base.lr, Base; os.environ.get('NEW')"
+    kept(cell)
+    assert "Changed" not in kept(cell)[1]
+    kept("Base.lr, os.environ['NEW'] = 2, 'new'")
+    result = kept(cell)
+    assert "Changed here, but not on the ranks, until the notebook assigns it again: Base\n" in result[1]
+    assert values(result) == ["new"]
+    kept("del os.environ['NEW']")
+    assert values(kept(cell)) == [None]
 
 
 ENDS = {

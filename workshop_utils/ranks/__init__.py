@@ -25,6 +25,7 @@ import sys
 import time
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from pathlib import Path
+from types import FunctionType, ModuleType
 from typing import Any
 
 from workshop_utils.jobs import JobError, TrainingJob
@@ -189,16 +190,17 @@ class RankGroup:
         )
         own = {*TWINS, GROUPS[framework], "rank", "size"} if cell else ()
         cargo = packing.gathered(program, arguments, names, own)
-        missing = self._held.missing(cargo, rebound)
-        call = packing.packed(program, arguments, *missing)
-        request = packing.request(call, framework, cell)
+        variables, modules = self._held.missing(cargo, rebound)
+        call = packing.packed(program, arguments, variables)
+        request = packing.request(call, modules, framework, cell)
         try:
             run = self._run
             if run is None:
                 run = self._start(job, call, request, stays)
             else:
                 run.prompt(request, job.timeout_seconds)
-            self._held.note_sent(cargo, *missing)
+            if stays:
+                self._held.note_sent(variables, modules)
             results, bound = _results(run, began, cell is not None)
             self._held.note_bound(bound)
         except KeyboardInterrupt as error:
@@ -268,47 +270,69 @@ def _results(run: _RanksRun, began: float, is_cell: bool) -> tuple[Results, set[
 
 
 class _Held:
-    """What ranks that stay hold of the notebook's variables."""
+    """What ranks that stay hold of the notebook's variables and modules."""
 
     def __init__(self) -> None:
         self._values: dict[str, Any] = {}  # as the notebook had them when they were sent, or bound on a rank
         self._digests: dict[str, bytes] = {}
         self._bound: set[str] = set()  # those that a rank has bound since
         self._attributes: dict[str, dict[str, bytes]] = {}
+        self._sources: dict[str, bytes] = {}
 
     def missing(
         self, cargo: packing.Cargo, rebound: Collection[str]
-    ) -> tuple[dict[str, Any], dict[str, dict[str, bytes]]]:
+    ) -> tuple[dict[str, Any], dict[str, tuple[bool, dict[str, bytes]]]]:
         """Variables, and attributes of modules, that are to be sent; a line names what the ranks had already."""
+        edited = {each for each, text in self._sources.items() if packing.source_of(each) != text}
+        modules = {}
+        for module, pickles in packing.attributes_of(cargo.modules).items():
+            before = {} if module in edited else self._attributes.get(module, {})
+            changed = {name: each for name, each in pickles.items() if before.get(name) != each}
+            modules[module] = (module in edited, changed)
         variables, again, kept = {}, [], []
         for name, value in cargo.variables.items():
-            is_new = name not in self._values
-            if is_new or self._values[name] is not value or name in self._bound.intersection(rebound):
+            is_new, is_module = name not in self._values, isinstance(value, ModuleType)
+            is_code = isinstance(value, FunctionType | type) and cargo.homes[name] & edited
+            if is_new or self._values[name] is not value or is_code or (name in rebound and not is_module):
                 variables[name] = value
                 again += [] if is_new else [name]
-            elif name not in self._bound and self._digests[name] != cargo.digests[name]:
-                kept.append(name)
+            elif name not in self._bound:
+                digests = {self._digests[name], packing.digest(value)}
+                kept += [name] if len(digests) == 2 and b"" not in digests else []
         if again:
             print(f"Sent to the ranks again, since the notebook has assigned it: {', '.join(again)}")
         if kept:
             print(
                 f"Changed here, but not on the ranks, until the notebook assigns it again: {', '.join(kept)}"
             )
-        attributes = {}
-        for module, pickles in packing.attributes_of(cargo.modules).items():
-            before = self._attributes.get(module, {})
-            attributes[module] = {name: each for name, each in pickles.items() if before.get(name) != each}
-        return variables, attributes
+        return self._with_sharers(variables), modules
+
+    def _with_sharers(self, variables: dict[str, Any]) -> dict[str, Any]:
+        """`variables` with those held that share objects with them, as an optimizer does with its model."""
+        main, waiting = vars(sys.modules["__main__"]), [*variables] if self._values else []
+        for name in waiting:  # which grows
+            own = packing.objects_in([variables[name]])
+            for other, value in self._values.items():
+                is_here = other not in variables and main.get(other, self) is value
+                if own and is_here and own.keys() & packing.objects_in([value]):
+                    if other in self._bound:
+                        print(f"On the ranks {other} is another, which shares nothing with {name}")
+                        continue
+                    print(f"Sent to the ranks again, since {name} shares objects with it: {other}")
+                    variables[other] = value
+                    waiting.append(other)
+        return variables
 
     def note_sent(
-        self, cargo: packing.Cargo, variables: Mapping[str, Any], attributes: Mapping[str, dict[str, bytes]]
+        self, variables: Mapping[str, Any], modules: Mapping[str, tuple[bool, dict[str, bytes]]]
     ) -> None:
         """Note what the ranks have got."""
         self._values |= variables
-        self._digests |= {name: cargo.digests[name] for name in variables}
+        self._digests |= {name: packing.digest(value) for name, value in variables.items()}
         self._bound -= variables.keys()
-        for module, pickles in attributes.items():
-            self._attributes.setdefault(module, {}).update(pickles)
+        for module, (_, attributes) in modules.items():
+            self._attributes.setdefault(module, {}).update(attributes)
+            self._sources[module] = packing.source_of(module)
 
     def note_bound(self, bound: Collection[str]) -> None:
         """Note the names that ranks have bound: their values count until the notebook binds them."""

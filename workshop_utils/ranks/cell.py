@@ -43,21 +43,18 @@ def _assigned_first(code: CodeType) -> set[str]:
     return {name for name, operation in first.items() if operation == "STORE_NAME"}
 
 
-def _assigned_since(shell: Any, number: int) -> set[str]:
-    """The names that cells have assigned from the one with this number on."""
+def _assigned(source: str, flags: int) -> set[str]:
+    """The names that a cell has assigned, also below a magic such as %%time."""
     names: set[str] = set()
-    for source in shell.history_manager.input_hist_parsed[number:]:
-        with contextlib.suppress(SyntaxError):
-            flags = shell.compile.flags | ast.PyCF_ALLOW_TOP_LEVEL_AWAIT
-            waiting = [compile(source, "", "exec", flags, dont_inherit=True)]
-            for code in waiting:  # which grows
-                stores = [
-                    each
-                    for each in dis.get_instructions(code)
-                    if each.opname in ("STORE_NAME", "STORE_GLOBAL")
-                ]
-                names.update(each.argval for each in stores)
-                waiting += [each for each in code.co_consts if isinstance(each, CodeType)]
+    with contextlib.suppress(SyntaxError):
+        code = compile(source, "", "exec", flags | ast.PyCF_ALLOW_TOP_LEVEL_AWAIT, dont_inherit=True)
+        stores = [
+            each for each in dis.get_instructions(code) if each.opname in ("STORE_NAME", "STORE_GLOBAL")
+        ]
+        names.update(each.argval for each in stores)
+        for node in ast.walk(ast.parse(source)):
+            if isinstance(node, ast.Call) and ast.unparse(node.func).startswith("get_ipython().run_"):
+                names |= _assigned(ast.literal_eval(node.args[-1]), flags)
     return names
 
 
@@ -133,7 +130,9 @@ def register(shell: Any) -> None:
                         f"%%ranks: the ranks that stay are those of `{kept.line}`; begin the cell with that, or end "
                         "them by `%ranks stop`"
                     )
-                group, rebound = kept.group, _assigned_since(shell, kept.number)
+                cells = shell.history_manager.input_hist_parsed[kept.number :]
+                group = kept.group
+                rebound = set[str]().union(*(_assigned(each, shell.compile.flags) for each in cells))
             kept.group, kept.line, kept.number = group, f"%%ranks {line}", shell.execution_count
         sent = (source, name, GROUPS[options.framework], flags)
         parts = packing.parts_used(code, [shell.user_ns[each] for each in names])

@@ -11,14 +11,16 @@ import inspect
 import io
 import itertools
 import linecache
+import os
 import pickle
 import pickletools
 import re
 import sys
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
+from enum import Enum
 from pathlib import Path
-from types import CodeType, FunctionType, MethodType, ModuleType
+from types import CellType, CodeType, FunctionType, MethodType, ModuleType
 from typing import Any, NewType
 from weakref import WeakKeyDictionary, WeakValueDictionary
 
@@ -55,12 +57,12 @@ class Cargo:
 
     Attributes:
         variables: of `__main__`, by name, also those that functions of the notebook use.
-        digests: of their pickles, which differ once a value has changed.
-        modules: the user's own, files beside the notebook, by name.
+        homes: the user's own modules, files beside the notebook, that each of them needs.
+        modules: all of these, by name.
     """
 
     variables: dict[str, Any] = field(default_factory=dict)
-    digests: dict[str, bytes] = field(default_factory=dict)
+    homes: dict[str, set[str]] = field(default_factory=dict)
     modules: set[str] = field(default_factory=set)
 
 
@@ -82,7 +84,7 @@ def gathered(
                 if name in main and name not in {*own, *cargo.variables}:
                     cargo.variables[name] = main[name]
                     pickler = _Pickler(main[name])
-                    cargo.digests[name] = hashlib.sha256(pickler.pickle).digest()
+                    cargo.homes[name] = pickler.modules
                     cargo.modules |= pickler.modules
                     waiting += pickler.names
     except Exception as error:
@@ -92,11 +94,11 @@ def gathered(
     return cargo
 
 
-def packed(program: Any, arguments: Mapping[str, Any], variables: Mapping[str, Any], modules: Any) -> bytes:
+def packed(program: Any, arguments: Mapping[str, Any], variables: Mapping[str, Any]) -> bytes:
     """A call, or with `program` None a cell's variables, as a pickle. Raises JobError if it is too large."""
     try:
         with _by_value(program):
-            whole = (program, dict(arguments), dict(variables), modules)
+            whole = (program, dict(arguments), dict(variables))
             return _Pickler(whole, [*arguments.values(), *variables.values()]).pickle
     except Exception as error:
         raise JobError(_refusal(program, {**arguments, **variables}, error)) from None
@@ -162,6 +164,31 @@ def _is_notebooks(value: Any) -> bool:
     return isinstance(value, FunctionType | type) and value.__module__ == "__main__"
 
 
+def digest(value: Any) -> bytes:
+    """What differs once `value` has changed; empty where that cannot be told."""
+    pickles = {_Digested(value).pickle for _ in range(2)}
+    return hashlib.sha256(pickles.pop()).digest() if len(pickles) == 1 else b""
+
+
+def objects_in(values: Iterable[Any]) -> dict[int, Any]:
+    """The objects in `values` that can change, by id."""
+    memo = _Pickler([*values]).memo.copy().values()
+    return {id(each): each for _, each in memo if _can_change(each)}
+
+
+def _can_change(value: Any) -> bool:
+    if isinstance(value, list | dict | set | bytearray | np.ndarray):
+        return True
+    return hasattr(value, "__dict__") and not isinstance(value, FunctionType | type | ModuleType | Enum)
+
+
+def source_of(module: str) -> bytes:
+    """What a module's file holds; empty if it has none."""
+    with contextlib.suppress(OSError, TypeError):
+        return Path(vars(sys.modules[module])["__file__"]).read_bytes()
+    return b""
+
+
 def loaded(data: bytes) -> Any:
     """What a rank has sent back; the notebook's classes stay as they are here."""
     known = {*cloudpickle.cloudpickle._DYNAMIC_CLASS_TRACKER_BY_CLASS}
@@ -192,17 +219,19 @@ def server_for(call: bytes, framework: str | None) -> str | None:
     return "torch" if roots & {"torch", "horovod"} else "workshop_utils.ranks"
 
 
-def request(call: bytes, framework: str | None, cell: Cell | None) -> str:
-    """The file that `rank.py` reads for one call or cell."""
+def request(call: bytes, modules: Mapping[str, Any], framework: str | None, cell: Cell | None) -> str:
+    """The file that `rank.py` reads for one call or cell, of which `modules` come first."""
     # A cell is in no file, so its lines travel with it, for tracebacks.
     names = {text for text in _texts(call) if text in linecache.cache and not Path(text).exists()}
     names |= {cell[1]} if cell else set()
     request = {
         "path": sys.path,
         "folder": str(Path.cwd()),
+        "environment": dict(os.environ),
         "sources": {name: "".join(linecache.getlines(name)) for name in names},
         "framework": framework,
         "call": call,
+        "modules": modules,
         "cell": cell,
         "settings": settings.gathered(),
     }
@@ -253,6 +282,7 @@ class _Pickler(cloudpickle.Pickler):
         self._main = vars(sys.modules["__main__"])
         self.globals_ref[id(self._main)] = _RanksMain()
         self._wholes, self._storages = _wholes(beside), dict[Any, Any]()
+        self._value, self._cells = value, dict[int, CellType]()
         self.dump(value)
         self.pickle = file.getvalue()
 
@@ -296,6 +326,11 @@ class _Pickler(cloudpickle.Pickler):
         if isinstance(reduced, tuple) and getattr(reduced[0], "__name__", "") == "_make_skeleton_class":
             body = {"__qualname__": value.__qualname__, "__slots__": vars(value).get("__slots__")}
             reduced[1][3].update({name: each for name, each in body.items() if each})
+        if isinstance(value, FunctionType) and value.__closure__ and reduced is not NotImplemented:
+            # Functions that share a variable of the function around them are to share it on a rank, too.
+            make, (*code, _), *state = reduced
+            cells = tuple(self._cells.setdefault(id(each), CellType()) for each in value.__closure__)
+            reduced = (make, (*code, cells), *state)
         if isinstance(value, ModuleType | FunctionType | type):
             self._note(value, reduced)
         return reduced
@@ -331,6 +366,13 @@ class _Pickler(cloudpickle.Pickler):
             variables = reduced[2][1]["__globals__"]
             self.names |= variables.keys()
             variables.clear()
+
+
+class _Digested(_Pickler):
+    """A pickle in which functions and classes are but themselves: each time cloudpickle may write them otherwise."""
+
+    def persistent_id(self, value: Any) -> int | None:
+        return id(value) if isinstance(value, FunctionType | type) and value is not self._value else None
 
 
 def _refusal(program: Any, arguments: Mapping[str, Any], error: Exception) -> str:

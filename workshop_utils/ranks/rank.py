@@ -28,7 +28,8 @@ MOST_EVENTS = 2_000  # of the trace, the first ones
 MOST_SECONDS = 1e6  # for a message: the time-out of the call decides, and shows every rank's stack
 
 
-PACKAGE = str(Path(__file__).parents[1])
+# What runs a cell, and no traceback shows: this package, and what awaits.
+OF_OTHERS = (str(Path(__file__).parents[1]), str(Path(contextlib.__file__).with_name("asyncio")))
 _NONE = object()
 _runner: Any = None
 
@@ -53,6 +54,7 @@ def main() -> int:
 
         emulated_device.switch_on()
     builtins.input, place.load = _no_input, _load_digits
+    sys.breakpointhook = _no_breakpoint
     here = place.here()
     apply(request["settings"])
     _show_as_a_cell_does(str(folder / here.name))
@@ -81,6 +83,9 @@ def main() -> int:
                 apply(request["settings"])
     except BaseException:
         return 1
+    finally:
+        if prompts is not None:
+            prompts.close()
     return 0
 
 
@@ -101,6 +106,10 @@ def _read(file: Path, before: Mapping[str, Any] = types.MappingProxyType({})) ->
         sys.path[:] = request["path"]
     if request["folder"] != before.get("folder"):
         os.chdir(request["folder"])
+    variables, were = request["environment"], before.get("environment", request["environment"])
+    for name in [name for name in were.keys() | variables if were.get(name) != variables.get(name)]:
+        os.environ.pop(name, None)
+        os.environ.update({name: variables[name]} if name in variables else {})
     for name, text in request["sources"].items():
         linecache.cache[name] = (len(text), None, text.splitlines(keepends=True), name)
     return request
@@ -113,11 +122,12 @@ def _result_of(request: dict[str, Any], group: Any, here: Any) -> bytes:
     from workshop_utils.training.tcp_bytes import count_bytes
 
     communicator = group if request["framework"] is None else None
-    program, arguments, variables, modules = pickle.loads(request["call"])
     namespace = vars(sys.modules["__main__"])
+    for name, (is_new, attributes) in request["modules"].items():
+        module = importlib.import_module(name)
+        _set_attributes(importlib.reload(module) if is_new else module, attributes)
+    program, arguments, variables = pickle.loads(request["call"])
     namespace.update(variables)
-    for name, attributes in modules.items():
-        _set_attributes(importlib.import_module(name), attributes)
     if request["cell"] is not None:
         source, name, group_name, flags = request["cell"]
         namespace.update({"rank": here.rank, "size": here.world_size, group_name: group})
@@ -187,7 +197,7 @@ def _run_cell(source: str, name: str, flags: int, namespace: dict[str, Any]) -> 
         value = eval(code, namespace)  # of mode exec, too
         return _awaited(value) if code.co_flags & inspect.CO_COROUTINE else value
 
-    *body, last = ast.parse(source, name).body or [ast.Pass()]
+    *body, last = ast.parse(source, name).body or ast.parse("pass").body
     if not isinstance(last, ast.Expr):
         return run(ast.Module([*body, last], []), "exec")
     run(ast.Module(body, []), "exec")
@@ -261,6 +271,10 @@ def _text_of(error: BaseException) -> str:
         return "<exception str() failed>"
 
 
+def _no_breakpoint(*_: object, **__: object) -> None:
+    raise RuntimeError("nobody can answer breakpoint() on a rank; print what you want to know")
+
+
 @contextlib.contextmanager
 def _written_to(file: Path) -> Iterator[None]:
     """Write an error that leaves the block to `file`, unless an earlier one is there, without this package's frames."""
@@ -270,7 +284,7 @@ def _written_to(file: Path) -> Iterator[None]:
         whole = traceback.TracebackException.from_exception(error)
         shown: traceback.TracebackException | None = whole
         while shown is not None:
-            shown.stack[:] = [frame for frame in shown.stack if not frame.filename.startswith(PACKAGE)]
+            shown.stack[:] = [frame for frame in shown.stack if not frame.filename.startswith(OF_OTHERS)]
             shown = shown.__cause__ or shown.__context__
         summary = f"{type(error).__name__}: {_text_of(error)}".removesuffix(": ")
         if "re-initialize CUDA" in summary:
