@@ -151,24 +151,25 @@ def test_a_folder_that_is_called_like_named_data_is_not_read(make_job, tmp_path,
     assert place().render(make_job(TORCH, data="mnist")).channels["training"].endswith("/data/mnist/")
 
 
-def test_instances_have_the_processors_and_memory_that_are_said(make_job):
-    """The rule by family and size, compared with what EC2 answers of its types, as moto keeps it."""
+def test_instances_have_the_processors_memory_and_gpus_that_are_said(make_job):
+    """Compared with what EC2 answers of its types, as moto keeps it."""
     import moto
 
     with gzip.open(Path(moto.__file__).parent / "ec2/resources/instance_types.json.gz") as file:
         types = json.load(file)
     known = 0
     for name in submission._instance_types():
-        there = types.get(name.removeprefix("ml."))
-        cpus, gib = instances.size_of(name)
-        known += bool(there and gib)
-        if there:
-            assert cpus in (0, there["VCpuInfo"]["DefaultVCpus"]), name
-            assert gib in (0, there["MemoryInfo"]["SizeInMiB"] / 1024), name
-    assert known > 100
-    assert instances.size_of("ml.c5.xlarge") == (4, 8)
+        if there := types.get(name.removeprefix("ml.")):
+            known += 1
+            cpus, mebibytes = there["VCpuInfo"]["DefaultVCpus"], there["MemoryInfo"]["SizeInMiB"]
+            assert instances.size_of(name) == (cpus, mebibytes / 1024), name
+            gpus = [
+                each for each in there.get("GpuInfo", {}).get("Gpus", ()) if each["Manufacturer"] == "NVIDIA"
+            ]
+            assert (instances.gpus_of(name) or 0) == sum(each["Count"] for each in gpus), name
+    assert known > 200
     submission._check_size(
-        make_job("", resources={"memory": "9Ti"}), "ml.p5.48xlarge"
+        make_job("", resources={"memory": "9Ti"}), "ml.p2.xlarge"
     )  # of which nothing is known
     for resources, kind in (({"memory": "190Gi"}, "ml.c5n.18xlarge"), ({"cpu": 36}, "ml.c4.8xlarge")):
         submission._check_size(make_job("", resources=resources), kind)
