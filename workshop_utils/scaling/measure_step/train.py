@@ -182,9 +182,7 @@ def main() -> None:
     here = place.here()
     torch.set_num_threads(1)
     torch.manual_seed(0)  # the same weights on every rank
-    examples = place.load("train")
-    images = torch.frombuffer(bytearray(examples.images), dtype=torch.uint8).view(examples.count, -1) / 255
-    labels = torch.frombuffer(bytearray(examples.labels), dtype=torch.uint8).long()
+    images, labels = place.load("train").tensors()
     workers = here.world_size - here.servers
     costs = arguments.costs or [None] * len(arguments.elements)
     parts = [Part(int(count), cost) for count, cost in zip(arguments.elements, costs, strict=True)]
