@@ -9,8 +9,11 @@ parameters in its last layers, and does most of its work in the first ones.
 from __future__ import annotations
 
 import difflib
+import itertools
 from collections.abc import Callable, Mapping
 from typing import NamedTuple
+
+import yaml
 
 from workshop_utils.jobs import JobError
 from workshop_utils.scaling import catalogue
@@ -89,45 +92,17 @@ def _resnet(*blocks: int) -> list[Layer]:
     return [*rows, _linear("fc", inputs, IMAGENET_CLASSES)]
 
 
-def _plain(words: str, pooled: int) -> list[Layer]:
-    """Convolutions with biases, then three linear layers, the first of them over `pooled` values."""
-    widths = ((pooled, 4096), (4096, 4096), (4096, IMAGENET_CLASSES))
-    linear = [_linear(f"fc{number}", *sizes) for number, sizes in enumerate(widths, 1)]
-    return [*_convolutions("conv", 3, words, norm=False), *linear]
-
-
-def _vgg16() -> list[Layer]:
-    """Simonyan and Zisserman (2015), table 1, column D."""
-    stages = ((2, 64, 224), (2, 128, 112), (3, 256, 56), (3, 512, 28), (3, 512, 14))
-    words = " ".join(f"3x3x{channels}@{size}" for count, channels, size in stages for _ in range(count))
-    return _plain(words, 512 * 7 * 7)
-
-
-def _alexnet() -> list[Layer]:
-    """Krizhevsky (2014), "One weird trick for parallelizing convolutional neural networks", as in torchvision."""
-    return _plain("11x11x64@55 5x5x192@27 3x3x384@13 3x3x256 3x3x256", 256 * 6 * 6)
-
-
-def _inception_v3() -> list[Layer]:
-    """Szegedy et al. (2016), table 1 and figures 5 to 7, as in torchvision, without the auxiliary classifier."""
-    rows = _convolutions("stem.conv", 3, "3x3x32@149 3x3x32@147 3x3x64 1x1x80@73 3x3x192@71")
-    five = "1x1x64 | 1x1x48 5x5x64 | 1x1x64 3x3x96 3x3x96 | 1x1x"
-    seven = "1x1x192 | 1x1x{0} 1x7x{0} 7x1x192 | 1x1x{0} 7x1x{0} 1x7x{0} 7x1x{0} 1x7x192 | 1x1x192"
-    # The paper splits 384 channels between a 1x3 and a 3x1 convolution side by side: the same sizes as in sequence.
-    eight = "1x1x320 | 1x1x384 1x3x384 3x1x384 | 1x1x448 3x3x384 1x3x384 3x1x384 | 1x1x192"
-    blocks = (
-        (192, 35, five + "32"),
-        *((inputs, 35, five + "64") for inputs in (256, 288)),
-        (288, 35, "3x3x384@17 | 1x1x64 3x3x96 3x3x96@17"),
-        *((768, 17, seven.format(width)) for width in (128, 160, 160, 192)),
-        (768, 17, "1x1x192 3x3x320@8 | 1x1x192 1x7x192 7x1x192 3x3x192@8"),
-        (1280, 8, eight),
-        (2048, 8, eight),
-    )
+def _of_convolutions(model: str) -> list[Layer]:
+    """One of data/convolutions.yaml."""
+    described = yaml.safe_load((catalogue.DATA / "convolutions.yaml").read_text(encoding="utf-8"))[model]
+    blocks, norm = described.get("blocks", ()), described.get("norm", False)
+    (first,) = (name for name in described if name.endswith("conv"))
+    rows = _convolutions(first, 3, described[first], norm=norm)
     for number, (inputs, size, branches) in enumerate(blocks, 1):
         for branch, words in enumerate(branches.split("|"), 1):
-            rows += _convolutions(f"block{number}.branch{branch}.conv", inputs, words, size=size)
-    return [*rows, _linear("fc", 2048, IMAGENET_CLASSES)]
+            rows += _convolutions(f"block{number}.branch{branch}.conv", inputs, words, size=size, norm=norm)
+    linear = [*itertools.pairwise(described["linear"])]
+    return rows + [_linear(f"fc{n}" if len(linear) > 1 else "fc", *each) for n, each in enumerate(linear, 1)]
 
 
 def _blocks(sizes: Transformer) -> list[Layer]:
@@ -176,9 +151,9 @@ _TABLES: Mapping[str, Callable[[], list[Layer]]] = {
     "resnet50": lambda: _resnet(3, 4, 6, 3),
     "resnet101": lambda: _resnet(3, 4, 23, 3),
     "resnet152": lambda: _resnet(3, 8, 36, 3),
-    "vgg16": _vgg16,
-    "inception_v3": _inception_v3,
-    "alexnet": _alexnet,
+    "vgg16": lambda: _of_convolutions("vgg16"),
+    "inception_v3": lambda: _of_convolutions("inception_v3"),
+    "alexnet": lambda: _of_convolutions("alexnet"),
     "bert-base": _bert_base,
     "gpt-1b": _gpt_1b,
 }
