@@ -579,15 +579,16 @@ def test_a_killed_kernel_leaves_nothing(seconds, network, tmp_path):
     assert eventually(lambda: not marked_processes()), marked_processes()
 
 
-def test_an_interrupt_while_the_framework_is_imported_leaves_no_server():
+@pytest.mark.parametrize("seconds", [0.001, 0.003, 0.01, 0.3])
+def test_an_interrupt_while_the_framework_is_imported_leaves_no_server(seconds):
     from workshop_utils.launchers.local import warm
 
     before = marked_processes()
-    alarm = threading.Timer(0.3, os.kill, (os.getpid(), signal.SIGINT))
-    alarm.start()
-    with pytest.raises(KeyboardInterrupt):
-        warm.WarmServer(("time", "tensorflow"))
+    alarm = threading.Timer(seconds, os.kill, (os.getpid(), signal.SIGINT))
+    with pytest.raises(KeyboardInterrupt) as interrupt:
+        assert [alarm.start(), warm.WarmServer(("time", "tensorflow"))]
     assert eventually(lambda: marked_processes().keys() <= before.keys())
+    assert interrupt.tb, "as a notebook keeps what led to the last error"
 
 
 def test_a_rank_that_has_returned_is_not_said_to_have_died():

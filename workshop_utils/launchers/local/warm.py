@@ -26,6 +26,7 @@ from pathlib import Path
 from workshop_utils.jobs import TrainingJob, imports
 from workshop_utils.launchers.local import warm_server
 from workshop_utils.launchers.local.run import SUPERVISOR
+from workshop_utils.runs import interrupts_deferred
 
 # What to import for a script that imports the framework named. `torch._dynamo` is what torch.optim imports when
 # an optimizer is first made, a second later than one would think.
@@ -79,16 +80,16 @@ class WarmServer:
     def __init__(self, modules: tuple[str, ...]) -> None:
         self._connection, theirs = socket.socketpair()
         self._lock = threading.Lock()
-        with theirs:
-            self._process = subprocess.Popen(
-                [sys.executable, "-u", str(SUPERVISOR), "--warm", *modules],  # its forks print as they go
-                stdin=theirs.fileno(),
-                env={**OF_TENSORFLOW, **os.environ, **ONE_THREAD},
-                start_new_session=True,
-            )
         try:
+            with theirs, interrupts_deferred():  # until the process is known
+                self._process = subprocess.Popen(
+                    [sys.executable, "-u", str(SUPERVISOR), "--warm", *modules],  # its forks print as they go
+                    stdin=theirs.fileno(),
+                    env={**OF_TENSORFLOW, **os.environ, **ONE_THREAD},
+                    start_new_session=True,
+                )
             answer = self._connection.recv(1)
-        except BaseException:  # an interrupt: nobody would know of a server that goes on importing
+        except KeyboardInterrupt:  # nobody would know of a server that goes on importing
             self._process.kill()
             self.close()
             raise
