@@ -453,7 +453,7 @@ def test_what_a_kept_cell_assigns_counts_until_the_notebook_assigns_it(kept):
     kept("other.append(2)")
     result = kept("%%ranks 2 --keep\nrates()")
     assert values(result) == [(1, [1])] * 2
-    assert "Changed here, but not on the ranks, until the notebook assigns it again: other\n" in result[1]
+    assert "The ranks still have the old value, until the notebook assigns it again: other\n" in result[1]
     kept("other = [*other]\ndef rates():\n    return other")
     result = kept("%%ranks 2 --keep\nrates()")
     assert values(result) == [[1, 2]] * 2
@@ -504,13 +504,56 @@ def test_only_what_changed_is_said_to_have_changed(kept):
     )
     cell = "%%ranks 1 --keep\nKind.A, base.lr, Base; os.environ.get('NEW')"
     kept(cell)
-    assert "Changed" not in kept(cell)[1]
+    assert "old value" not in kept(cell)[1]
     kept("Base.lr, os.environ['NEW'] = 2, 'new'")
     result = kept(cell)
-    assert "Changed here, but not on the ranks, until the notebook assigns it again: Base\n" in result[1]
+    assert "The ranks still have the old value, until the notebook assigns it again: Base\n" in result[1]
     assert values(result) == ["new"]
     kept("del os.environ['NEW']")
     assert values(kept(cell)) == [None]
+
+
+def test_a_child_that_a_cell_forks_answers_nothing(kept):
+    cell = "%%ranks 1 --keep\nimport os\nif child := os.fork():\n    os.waitpid(child, 0)\nbool(child)"
+    assert values(kept(cell)) == [True]
+    assert values(kept("%%ranks 1 --keep\nimport time\ntime.sleep(0.2)\n'next'")) == ["next"]
+
+
+def test_a_reloaded_extension_knows_the_ranks_that_stay(kept):
+    (pid,) = values(kept("%%ranks 1 --keep\nimport os\nos.getpid()"))
+    kept("%reload_ext workshop_utils")
+    assert values(kept("%%ranks 1 --keep\nos.getpid()")) == [pid]
+
+
+def test_what_is_otherwise_on_ranks_is_told(run):
+    run(
+        "import torch\nsize = 28\ndef area():\n    return size * size\ndef names():\n    return len(globals())"
+    )
+    result = run("%%ranks 2\narea()")
+    assert values(result) == [4, 4]
+    assert "Also in functions of the notebook, these are the rank's: size\n" in result[1]
+    assert (
+        "`names` finds only names that the cell, or functions, use by themselves.\n"
+        in run("%%ranks 1\nnames();")[1]
+    )
+    run("weight = torch.nn.Parameter(torch.ones(2))\nweight.sum().backward()")
+    assert "Gradients (`grad`) of the notebook's tensors are not sent.\n" in run("%%ranks 1\nweight;")[1]
+
+
+def test_a_class_that_comes_back_is_not_told_to_its_bases_again(run, shell):
+    run(
+        "class Base:\n    kinds = []\n    def __init_subclass__(cls):\n        Base.kinds.append(cls.__name__)"
+    )
+    run("class Kind(Base):\n    pass")
+    assert type(values(run("%%ranks 2\nKind()"))[1]) is shell.user_ns["Kind"]
+    assert shell.user_ns["Base"].kinds == ["Kind"]
+
+
+def test_hints_help_with_what_tutorials_write(run):
+    cell = "{}\nimport torch.distributed as dist\ndist.init_process_group('gloo')"
+    assert "\nRanks have joined it already: leave" in run(cell.format("%%ranks 2 --framework torch"))[1]
+    run("class Unnamed:\n    pass\nimport pickle\npickled = pickle.dumps(Unnamed())")
+    assert "\nA rank has what its cell names: name it" in run("%%ranks 1\npickle.loads(pickled)")[1]
 
 
 ENDS = {

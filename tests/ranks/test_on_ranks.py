@@ -671,3 +671,10 @@ def test_forks_of_ranks_end_when_what_watches_over_them_is_killed():
 def test_a_watch_that_is_told_to_end_leaves_no_results():
     with pytest.raises(RanksFailed, match=r"^the ranks were stopped$"):
         on_ranks(2, lambda _: [os.kill(os.getppid(), signal.SIGTERM), time.sleep(1000)])
+
+
+def test_a_group_whose_block_has_ended_is_not_called_any_more():
+    with rank_group(2) as group:
+        assert group.run(rank_of).values == [0, 1]
+    with pytest.raises(JobError, match="the block of rank_group has ended"):
+        group.run(rank_of)

@@ -44,6 +44,11 @@ from workshop_utils.setup.machine import cores
 
 PROGRAM = Path(__file__).with_name("rank.py")
 IDLE_SECONDS = 3600.0  # without a call, after which ranks that stay are ended
+HINTS = {
+    "default process group twice": "Ranks have joined it already: leave init_process_group out.",
+    r"\bin <module>\n +(\w+\.)*init_process_group\(": "Begin the cell with `--framework torch`, and leave this out.",
+    r"Can't get attribute '\w+' on <module '__main__'": "A rank has what its cell names: name it there.",
+}
 DISPLAY = "display "  # and the file's name: the stream of what a rank displays
 DISPLAYED = re.compile(r'(.*)\{"workshop": "display", "file": "(worker-\d+-\d+-\d+\.display)"\}')
 GONE = "The ranks have ended, and what was in them is gone: run again what made it."
@@ -89,7 +94,7 @@ def on_ranks(
     Raises:
         JobError: if a value is wrong, or something cannot be sent to the ranks; nothing has been started then.
         RanksFailed: if a rank raised an error, was killed, or did not end in time.
-        KeyboardInterrupt: if it is interrupted; no rank is left then.
+        KeyboardInterrupt: if it is interrupted; no rank is left then, and none of them has come to a `finally`.
     """
     with rank_group(ranks, network, framework, emulated_device) as group:
         return group.launch(program, arguments or {}, timeout, stays=False)
@@ -108,13 +113,15 @@ def rank_group(
             group.run(build)
             results = group.run(train, {"steps": 10})
 
-    The arguments, and what is raised, are those of `on_ranks`.
+    A global variable is sent again once its value is another object. The arguments, and what is raised, are those of
+    `on_ranks`.
     """
     group = RankGroup(ranks, network, framework, emulated_device)
     try:
         yield group
     finally:
         group.stop()
+        group.is_over = True
 
 
 class RankGroup:
@@ -137,6 +144,7 @@ class RankGroup:
         link = Network.parse(network) if isinstance(network, str) else network
         if not isinstance(link, Network | None):
             raise JobError(f"network is {network!r}; it must be a rate such as '100Mbit', a Network, or None")
+        self.is_over = False
         self.options = (ranks, network, framework, emulated_device)
         self._local = Local(network=link, emulated_device=emulated_device)
         self._run: _RanksRun | None = None
@@ -174,6 +182,8 @@ class RankGroup:
         `rebound` are names that the notebook has assigned since the last cell, perhaps to the value that they had.
         """
         began, (ranks, _, framework, _) = time.perf_counter(), self.options
+        if self.is_over:
+            raise JobError("the block of rank_group has ended, and its ranks with it: call them in the block")
         if program is not None:
             check_call(program, arguments, framework)
         if self._run is not None and self._run.state is not RunState.RUNNING:  # since the last call
@@ -190,6 +200,8 @@ class RankGroup:
         )
         own = {*TWINS, GROUPS[framework], "rank", "size"} if cell else ()
         cargo = packing.gathered(program, arguments, names, own)
+        for note in sorted(cargo.notes):
+            print(note)
         variables, modules = self._held.missing(cargo, rebound)
         call = packing.packed(program, arguments, variables)
         request = packing.request(call, modules, framework, cell)
@@ -206,7 +218,8 @@ class RankGroup:
         except KeyboardInterrupt as error:
             ended = self._run  # an interrupt may come before `run` is known
             self.stop()
-            text = f"KeyboardInterrupt: {ended.reason if ended else ''}\n{GONE if stays else ''}".strip()
+            reason = ended.reason if ended else "interrupted before the ranks had begun"
+            text = f"KeyboardInterrupt: {reason}\n{GONE if stays else ''}".strip()
             error._render_traceback_ = lambda: [text]  # type: ignore[attr-defined]  # what a notebook shows of it
             raise
         except JobError:  # before anything began
@@ -276,6 +289,7 @@ class _Held:
         self._values: dict[str, Any] = {}  # as the notebook had them when they were sent, or bound on a rank
         self._digests: dict[str, bytes] = {}
         self._bound: set[str] = set()  # those that a rank has bound since
+        self._rebound: set[str] = set()  # those that the notebook has assigned since
         self._attributes: dict[str, dict[str, bytes]] = {}
         self._sources: dict[str, bytes] = {}
 
@@ -283,6 +297,7 @@ class _Held:
         self, cargo: packing.Cargo, rebound: Collection[str]
     ) -> tuple[dict[str, Any], dict[str, tuple[bool, dict[str, bytes]]]]:
         """Variables, and attributes of modules, that are to be sent; a line names what the ranks had already."""
+        self._rebound |= {*rebound}
         edited = {each for each, text in self._sources.items() if packing.source_of(each) != text}
         modules = {}
         for module, pickles in packing.attributes_of(cargo.modules).items():
@@ -293,7 +308,12 @@ class _Held:
         for name, value in cargo.variables.items():
             is_new, is_module = name not in self._values, isinstance(value, ModuleType)
             is_code = isinstance(value, FunctionType | type) and cargo.homes[name] & edited
-            if is_new or self._values[name] is not value or is_code or (name in rebound and not is_module):
+            if (
+                is_new
+                or self._values[name] is not value
+                or is_code
+                or (name in self._rebound and not is_module)
+            ):
                 variables[name] = value
                 again += [] if is_new else [name]
             elif name not in self._bound:
@@ -303,7 +323,7 @@ class _Held:
             print(f"Sent to the ranks again, since the notebook has assigned it: {', '.join(again)}")
         if kept:
             print(
-                f"Changed here, but not on the ranks, until the notebook assigns it again: {', '.join(kept)}"
+                f"The ranks still have the old value, until the notebook assigns it again: {', '.join(kept)}"
             )
         return self._with_sharers(variables), modules
 
@@ -330,6 +350,7 @@ class _Held:
         self._values |= variables
         self._digests |= {name: packing.digest(value) for name, value in variables.items()}
         self._bound -= variables.keys()
+        self._rebound -= variables.keys()
         for module, (_, attributes) in modules.items():
             self._attributes.setdefault(module, {}).update(attributes)
             self._sources[module] = packing.source_of(module)
@@ -464,7 +485,7 @@ class _RanksRun(ProcessRun):
 
     def _blame(self, name: str, code: int) -> str:
         text = self._accusation(name, code)
-        return "\n".join([text, *output.hints(text)])
+        return "\n".join([text, *output.hints(text, {**output.OF_MACHINES, **HINTS})])
 
     def _accusation(self, name: str, code: int) -> str:
         # A rank that left neither a value nor an error is to blame, or the first to raise: others may have raised

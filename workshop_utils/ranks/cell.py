@@ -75,12 +75,13 @@ class _Kept:
     number: int = 0
 
 
+kept = _Kept()  # it outlives %reload_ext
+
+
 def register(shell: Any) -> None:
     """Add %%ranks to a notebook."""
     from IPython.core.error import UsageError
     from IPython.core.magic_arguments import argument, magic_arguments, parse_argstring
-
-    kept = _Kept()
 
     @magic_arguments()
     @argument("ranks", type=int, help="how many processes")
@@ -118,7 +119,7 @@ def register(shell: Any) -> None:
         # A cell seldom reads a variable that it assigns first, so such a one is no reason to refuse.
         names = [
             each
-            for each in used & shell.user_ns.keys()
+            for each in sorted(used & shell.user_ns.keys())
             if each not in assigned or packing.travels(shell.user_ns[each])
         ]
         chosen = (options.ranks, options.network, options.framework, options.emulated_device)

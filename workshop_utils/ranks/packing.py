@@ -11,6 +11,7 @@ import inspect
 import io
 import itertools
 import linecache
+import operator
 import os
 import pickle
 import pickletools
@@ -28,7 +29,7 @@ import cloudpickle
 import numpy as np
 
 from workshop_utils.jobs import JobError
-from workshop_utils.jobs.function import is_installed
+from workshop_utils.jobs.function import TWINS, is_installed
 from workshop_utils.launchers.local import warm_server
 from workshop_utils.training import settings
 
@@ -59,11 +60,13 @@ class Cargo:
         variables: of `__main__`, by name, also those that functions of the notebook use.
         homes: the user's own modules, files beside the notebook, that each of them needs.
         modules: all of these, by name.
+        notes: what is otherwise on a rank, in sentences.
     """
 
     variables: dict[str, Any] = field(default_factory=dict)
     homes: dict[str, set[str]] = field(default_factory=dict)
     modules: set[str] = field(default_factory=set)
+    notes: set[str] = field(default_factory=set)
 
 
 def gathered(
@@ -80,17 +83,29 @@ def gathered(
             pickler = _Pickler((program, dict(arguments)))
             waiting = [*names, *pickler.names]
             cargo.modules |= pickler.modules
+            cargo.notes |= pickler.notes
             for name in waiting:  # which grows
                 if name in main and name not in {*own, *cargo.variables}:
                     cargo.variables[name] = main[name]
                     pickler = _Pickler(main[name])
                     cargo.homes[name] = pickler.modules
+                    cargo.notes |= pickler.notes
+                    if pickler.names & {*own} & main.keys() - {*TWINS}:
+                        theirs = ", ".join(sorted(pickler.names & {*own} & main.keys() - {*TWINS}))
+                        cargo.notes.add(f"Also in functions of the notebook, these are the rank's: {theirs}")
                     cargo.modules |= pickler.modules
                     waiting += pickler.names
     except Exception as error:
         raise JobError(_refusal(program, {**arguments, **cargo.variables}, error)) from None
-    # As the notebook has bound them, so that a class is made before its subclasses.
-    cargo.variables = {name: value for name, value in main.items() if name in cargo.variables}
+    # In the order in which the notebook has bound them, and a class before its subclasses.
+    ordered: dict[str, Any] = {}
+    for name in [name for name in main if name in cargo.variables]:
+        kinds = reversed(main[name].__mro__) if isinstance(main[name], type) else ()
+        bases = [base for kind in kinds if main.get(base := kind.__name__) is kind]
+        for each in (*bases, name):
+            if each in cargo.variables:
+                ordered.setdefault(each, main[each])
+    cargo.variables = ordered
     return cargo
 
 
@@ -98,7 +113,7 @@ def packed(program: Any, arguments: Mapping[str, Any], variables: Mapping[str, A
     """A call, or with `program` None a cell's variables, as a pickle. Raises JobError if it is too large."""
     try:
         with _by_value(program):
-            whole = (program, dict(arguments), dict(variables))
+            whole = ([*map(_Binding, variables.items())], program, dict(arguments))
             return _Pickler(whole, [*arguments.values(), *variables.values()]).pickle
     except Exception as error:
         raise JobError(_refusal(program, {**arguments, **variables}, error)) from None
@@ -148,6 +163,10 @@ def attributes_of(modules: Iterable[str]) -> dict[str, dict[str, bytes]]:
 
 def _is_older(module: ModuleType) -> bool:
     """Whether a module is not what its file holds now, as far as its functions show."""
+    if (
+        "IPython.extensions.autoreload" in sys.modules
+    ):  # it has what its file holds, in code that is not the same
+        return False
     file = getattr(module, "__file__", None) or ""
     kinds = [each for each in vars(module).values() if isinstance(each, type)]
     values = itertools.chain(*(vars(each).values() for each in [module, *kinds]))
@@ -161,7 +180,8 @@ def _is_older(module: ModuleType) -> bool:
 
 def _is_notebooks(value: Any) -> bool:
     """Whether it is a function or a class of the notebook, which may have put it into a module, too."""
-    return isinstance(value, FunctionType | type) and value.__module__ == "__main__"
+    # By its type: some objects of PyTorch warn when they are asked for their class.
+    return issubclass(type(value), FunctionType | type) and value.__module__ == "__main__"
 
 
 def digest(value: Any) -> bytes:
@@ -196,9 +216,16 @@ def loaded(data: bytes) -> Any:
     class Unpickler(pickle.Unpickler):
         def find_class(self, module: str, name: str) -> Any:
             found = super().find_class(module, name)
-            if name != "_class_setstate":
-                return found
-            return lambda kind, state: kind if kind in known else found(kind, state)
+            if name == "_make_skeleton_class":  # a new one would be told to its bases
+
+                def make(*arguments: Any) -> Any:
+                    by_id = cloudpickle.cloudpickle._DYNAMIC_CLASS_TRACKER_BY_ID
+                    return by_id.get(arguments[4]) or found(*arguments)
+
+                return make
+            if name == "_class_setstate":
+                return lambda kind, state: kind if kind in known else found(kind, state)
+            return found
 
     return Unpickler(io.BytesIO(data)).load()
 
@@ -267,18 +294,26 @@ def _wholes(values: Iterable[Any]) -> set[int]:
     }
 
 
+class _Binding:
+    """A variable, which is bound on the rank before the next is made: a base before what it hears of subclasses."""
+
+    def __init__(self, item: tuple[str, Any]) -> None:
+        self.item = item
+
+
 class _Pickler(cloudpickle.Pickler):
     """The `pickle` of a value, in which functions of `__main__` use the variables of the rank's.
 
     Attributes:
         names: the variables of `__main__` that it needs there.
         modules: the user's own that it imports.
+        notes: what is otherwise on a rank, in sentences.
     """
 
     def __init__(self, value: Any, beside: Iterable[Any] = ()) -> None:
         file = _Limited()
         super().__init__(file, protocol=pickle.HIGHEST_PROTOCOL)
-        self.names, self.modules = set[str](), set[str]()
+        self.names, self.modules, self.notes = set[str](), set[str](), set[str]()
         self._main = vars(sys.modules["__main__"])
         self.globals_ref[id(self._main)] = _RanksMain()
         self._wholes, self._storages = _wholes(beside), dict[Any, Any]()
@@ -289,6 +324,8 @@ class _Pickler(cloudpickle.Pickler):
     def reducer_override(self, value: Any) -> Any:
         if isinstance(value, _RanksMain):
             return vars, (sys.modules["__main__"],)
+        if isinstance(value, _Binding):
+            return operator.setitem, (self.globals_ref[id(self._main)], *value.item)
         # Of IPython, whose import would take a second.
         if isinstance(value, FunctionType) and str(value.__module__).startswith("IPython."):
             names = {"_modified_open": "open", "display": "display"}
@@ -317,6 +354,8 @@ class _Pickler(cloudpickle.Pickler):
         if type(value) is np.ndarray and value.base is not None and id(value.base) in self._wholes:
             offset = value.__array_interface__["data"][0] - value.base.__array_interface__["data"][0]
             return type(value), (value.shape, value.dtype, value.base, offset, value.strides)
+        if type(value).__name__ in ("Tensor", "Parameter") and value.is_leaf and value.grad is not None:
+            self.notes.add("Gradients (`grad`) of the notebook's tensors are not sent.")
         if type(value).__module__ == "torch" and type(value).__name__ == "Tensor":
             return self._reduced_tensor(value)
         if isinstance(value, ModuleType) and value.__name__ not in sys.modules:  # its functions would lose it
@@ -348,8 +387,9 @@ class _Pickler(cloudpickle.Pickler):
             parts = (storage, *parts[1:])
         return make, parts
 
-    def _note(self, value: ModuleType | FunctionType | type, reduced: Any) -> None:
-        module = value.__name__ if isinstance(value, ModuleType) else str(value.__module__)
+    def _note(self, value: Any, reduced: Any) -> None:
+        """Note what a module, a function or a class needs."""
+        module = str(value.__name__ if isinstance(value, ModuleType) else value.__module__)
         if module != "__main__":
             is_named = isinstance(value, ModuleType) or reduced is NotImplemented
             if is_named and module in sys.modules:
@@ -358,14 +398,24 @@ class _Pickler(cloudpickle.Pickler):
                 self.names |= self._main.keys() & set[str]().union(*map(globals_of, codes))
                 self.modules |= {module} if put_in or not is_installed(module) else set()
         else:
-            if self._main.get(value.__name__) is value:
-                self.names.add(value.__name__)  # pools of processes pickle it by its name
-            hints = [each for each in getattr(value, "__annotations__", {}).values() if isinstance(each, str)]
+            name = value.__name__
+            if self._main.get(name) is value:
+                self.names.add(name)  # pools of processes pickle it by its name
+            # Python 3.11 would give a class annotations by being asked for them.
+            notes = (
+                vars(value).get("__annotations__", {}) if isinstance(value, type) else value.__annotations__
+            )
+            hints = [each for each in notes.values() if isinstance(each, str)]
             self.names |= self._main.keys() & set(re.findall(r"\w+", " ".join(hints)))
-        if reduced is not NotImplemented and getattr(value, "__globals__", None) is self._main:
+        is_by_value = isinstance(value, FunctionType) and reduced is not NotImplemented
+        if is_by_value and value.__globals__ is self._main:
             variables = reduced[2][1]["__globals__"]
             self.names |= variables.keys()
             variables.clear()
+            if globals_of(value.__code__) & {"globals", "eval", "exec"}:
+                self.notes.add(
+                    f"`{value.__name__}` finds only names that the cell, or functions, use by themselves."
+                )
 
 
 class _Digested(_Pickler):

@@ -121,13 +121,12 @@ def _result_of(request: dict[str, Any], group: Any, here: Any) -> bytes:
 
     from workshop_utils.training.tcp_bytes import count_bytes
 
-    communicator = group if request["framework"] is None else None
+    communicator, process = group if request["framework"] is None else None, os.getpid()
     namespace = vars(sys.modules["__main__"])
     for name, (is_new, attributes) in request["modules"].items():
         module = importlib.import_module(name)
         _set_attributes(importlib.reload(module) if is_new else module, attributes)
-    program, arguments, variables = pickle.loads(request["call"])
-    namespace.update(variables)
+    _, program, arguments = pickle.loads(request["call"])  # which binds variables
     if request["cell"] is not None:
         source, name, group_name, flags = request["cell"]
         namespace.update({"rank": here.rank, "size": here.world_size, group_name: group})
@@ -150,6 +149,8 @@ def _result_of(request: dict[str, Any], group: Any, here: Any) -> bytes:
             if shown := sys.modules.get("workshop_utils.training.display"):
                 shown.show()
         seconds = time.perf_counter() - started
+    if os.getpid() != process:  # a child that the cell has forked, and not ended
+        os._exit(0)
     if "WORKSHOP_EMULATED_DEVICE" in os.environ:
         from workshop_utils.training import emulated_device
 

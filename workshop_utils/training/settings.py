@@ -26,6 +26,8 @@ def _loggers() -> dict[str, tuple[int, bool, list[Any]]]:
         if isinstance(logger, logging.Logger) and (logger.level or logger.handlers):
             is_librarys = name.partition(".")[0] in sys.modules and name != "__main__"  # which adds its own
             printing = [each for each in logger.handlers if type(each) is logging.StreamHandler]
+            if any(type(each.formatter) not in (logging.Formatter, type(None)) for each in printing):
+                continue  # a program's own, such as that of the notebook's kernel
             formatters = [] if is_librarys else [each.formatter for each in printing]
             loggers[name] = logger.level, logger.propagate, formatters
     return loggers
