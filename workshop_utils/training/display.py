@@ -16,8 +16,17 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-from matplotlib.backends.backend_agg import FigureCanvasAgg as FigureCanvas  # noqa: F401  # for Matplotlib
-from matplotlib.figure import Figure
+from workshop_utils.training.settings import after_import
+
+
+def _have_canvas(_: Any) -> None:
+    """Be a backend of Matplotlib, once that is imported, which takes a second."""
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+
+    globals()["FigureCanvas"] = FigureCanvasAgg
+
+
+after_import("matplotlib.pyplot", _have_canvas)
 
 _count = itertools.count()
 _TYPES = {
@@ -45,7 +54,8 @@ def display(*values: Any, raw: bool = False, display_id: Any = None, **_: Any) -
 
 def _bundle(value: Any) -> dict[str, Any]:
     bundle: dict[str, Any] = {"text/plain": repr(value)}
-    if isinstance(value, Figure):
+    kind: Any = getattr(sys.modules.get("matplotlib.figure"), "Figure", ())
+    if isinstance(value, kind):
         value.savefig(file := io.BytesIO(), format="png", bbox_inches="tight")
         bundle["image/png"] = file.getvalue()
     for name, kind in {"mimebundle": "", **_TYPES}.items() if not isinstance(value, type) else ():
