@@ -585,7 +585,9 @@ def test_whatever_ends_ranks_that_stay_is_told_and_the_next_cell_has_others(cell
     assert printed.startswith(("RanksFailed: ", "KeyboardInterrupt: "))
     assert words in printed
     assert printed.endswith("The ranks have ended, and what was in them is gone: run again what made it.\n")
-    assert "name 'own' is not defined" in kept("%%ranks 2 --keep\nown")[1]
+    _, printed = kept("%%ranks 2 --keep\nown")
+    assert printed.startswith("These ranks are new; what earlier ones had is gone.\n")
+    assert "name 'own' is not defined" in printed
 
 
 def test_a_rank_that_dies_between_cells_is_told_by_the_next(kept):
@@ -605,9 +607,12 @@ def test_ranks_that_stay_are_ended_after_an_idle_hour(kept, monkeypatch):
 
 
 def test_ranks_that_stay_are_only_called_as_they_were_begun(kept):
-    kept("%%ranks 2 --keep\n1")
-    _, printed = kept("%%ranks 2 --keep --network 1Gbit\n1")
-    assert printed.startswith("JobError: %%ranks: the ranks that stay are those of `%%ranks 2 --keep`; begin")
+    kept("%%ranks 2 --keep --network 1Gbit\n1")
+    _, printed = kept("%%ranks 3 --keep\n1")
+    assert printed.startswith(
+        "JobError: %%ranks: the ranks that stay are 2, of network 1Gbit, framework None and"
+    )
+    assert kept("%%ranks 2 --keep\n1")[0].network.startswith("1Gbit")
     kept("%ranks stop")
     assert kept("%%ranks 2 --keep --network 1Gbit\n1;") == (None, "")
     assert "UsageError: %ranks knows `%ranks stop`" in kept("%ranks start")[1]

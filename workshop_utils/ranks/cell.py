@@ -68,10 +68,9 @@ def _ends_in_semicolon(source: str) -> bool:
 
 @dataclass
 class _Kept:
-    """The ranks that stay, the line that began them, and the number of cells that had run at their last one."""
+    """The ranks that stay, and the number of cells that had run at their last one."""
 
     group: RankGroup | None = None
-    line: str = ""
     number: int = 0
 
 
@@ -100,6 +99,15 @@ def register(shell: Any) -> None:
             options = parse_argstring(ranks, line)
         except ValueError as error:  # a quotation mark that is not closed
             raise UsageError(str(error)) from None
+        chosen = [options.ranks, options.network, options.framework, options.emulated_device]
+        if options.keep and kept.group and kept.group.has_ranks:
+            theirs = kept.group.options
+            if any(each not in (None, other) for each, other in zip(chosen, theirs, strict=True)):
+                raise JobError(
+                    f"%%ranks: the ranks that stay are {theirs[0]}, of network {theirs[1]}, framework {theirs[2]} and "
+                    f"emulated device {theirs[3]}; name no others in `%%ranks {line}`, or end them by `%ranks stop`"
+                )
+            chosen = [*theirs]
         # Below the magic's own line, and empty ones: line numbers are to be those that the notebook shows.
         above = cell[: len(cell) - len(cell.lstrip())].count("\n") + 1
         source = "\n" * above + shell.transform_cell(cell)
@@ -122,20 +130,17 @@ def register(shell: Any) -> None:
             for each in sorted(used & shell.user_ns.keys())
             if each not in assigned or packing.travels(shell.user_ns[each])
         ]
-        chosen = (options.ranks, options.network, options.framework, options.emulated_device)
-        group, rebound = RankGroup(*chosen), set[str]()
+        group, rebound = kept.group, set[str]()
+        if options.keep and group and group.has_ranks:
+            cells = shell.history_manager.input_hist_parsed[kept.number :]
+            rebound = rebound.union(*(_assigned(each, shell.compile.flags) for each in cells))
+        else:
+            group = RankGroup(*chosen)
+            if options.keep and kept.group:
+                print("These ranks are new; what earlier ones had is gone.")
         if options.keep:
-            if kept.group and kept.group.has_ranks:
-                if kept.group.options != chosen:
-                    raise JobError(
-                        f"%%ranks: the ranks that stay are those of `{kept.line}`; begin the cell with that, or end "
-                        "them by `%ranks stop`"
-                    )
-                cells = shell.history_manager.input_hist_parsed[kept.number :]
-                group = kept.group
-                rebound = set[str]().union(*(_assigned(each, shell.compile.flags) for each in cells))
-            kept.group, kept.line, kept.number = group, f"%%ranks {line}", shell.execution_count
-        sent = (source, name, GROUPS[options.framework], flags)
+            kept.group, kept.number = group, shell.execution_count
+        sent = (source, name, GROUPS[chosen[2]], flags)
         parts = packing.parts_used(code, [shell.user_ns[each] for each in names])
         results = group.launch(None, {"parts": parts}, options.timeout, options.keep, sent, names, rebound)
         return None if _ends_in_semicolon(source) else results
