@@ -2,10 +2,12 @@ import http.client
 import signal
 import subprocess
 import sys
+import time
 
 import pytest
 from conftest import eventually, on_another_machine
 
+from workshop_utils import on_ranks
 from workshop_utils.launchers.local.environment import PROGRAMS
 from workshop_utils.network.ports import PortReservation
 
@@ -64,3 +66,22 @@ print(on_ranks(2, program, framework="horovod", timeout="2min").values)
 """
     nowhere = "hostname another && for file in hosts resolv.conf; do mount --bind /dev/null /etc/$file; done"
     assert on_another_machine(nowhere, script) == "[(2.0, '127.0.0.1'), (2.0, '127.0.0.1')]\n"
+
+
+def test_a_rank_that_still_sends_learns_that_another_has_left():
+    def program(hvd):
+        import torch
+
+        hvd.barrier()
+        if hvd.rank() == 1:
+            time.sleep(0.02)
+            return "left"
+        try:
+            for number in range(1_000_000):
+                hvd.allreduce_async(torch.ones(1), name=str(number))
+        except hvd.HorovodInternalError as error:
+            return str(error).partition(". ")[0]
+
+    told = ["Horovod has been shut down", "left"]
+    for _ in range(3):  # a rank that is not told waits for ever, in every second call or so
+        assert on_ranks(2, program, framework="horovod", timeout="2min").values == told
