@@ -85,3 +85,14 @@ def test_a_rank_that_still_sends_learns_that_another_has_left():
     told = ["Horovod has been shut down", "left"]
     for _ in range(3):  # a rank that is not told waits for ever, in every second call or so
         assert on_ranks(2, program, framework="horovod", timeout="2min").values == told
+
+
+def test_a_rank_that_leaves_closes_its_connections():
+    def program(hvd):
+        from pathlib import Path
+
+        hvd.shutdown()
+        names = [str(each.readlink()) for each in Path("/proc/self/fd").iterdir() if each.is_symlink()]
+        return [name for name in names if name.startswith("socket:")]
+
+    assert on_ranks(2, program, framework="horovod", timeout="2min").values == [[], []]
