@@ -7,10 +7,11 @@ import signal
 import subprocess
 import sys
 import textwrap
+import threading
 
 import psutil
 import pytest
-from conftest import failure_of, save
+from conftest import eventually, failure_of, marked_processes, save
 
 from workshop_utils.jobs import JobError
 from workshop_utils.jobs.function import TRAVELS
@@ -232,6 +233,16 @@ def owner(job, body, warm=False):
     save(job)
     words = [sys.executable, "-c", textwrap.dedent(script) + textwrap.dedent(body)]
     return subprocess.Popen(words, stdout=subprocess.PIPE, text=True, start_new_session=True)
+
+
+def test_an_interrupt_while_a_run_starts_leaves_nothing(make_job):
+    job, kept = make_job("import time", "time.sleep(3)"), []
+    for milliseconds in range(20):
+        alarm = threading.Timer(milliseconds / 1000, os.kill, (os.getpid(), signal.SIGINT))
+        with pytest.raises(KeyboardInterrupt) as interrupt:
+            assert [alarm.start(), Local().launch(job).wait()]
+        kept.append(interrupt.value)  # as a notebook does, with what led to the error
+    assert eventually(lambda: not marked_processes())
 
 
 @pytest.mark.parametrize(

@@ -33,6 +33,7 @@ from workshop_utils.network import INTERFACE, LOOPBACK_INTERFACE, Network, avail
 from workshop_utils.network.devices import EmulatedDevice
 from workshop_utils.network.ports import PortReservation
 from workshop_utils.network.wiring import Cable, Switch
+from workshop_utils.runs import interrupts_deferred
 from workshop_utils.strategies import MPIRUN, SCRIPT, Addresses, ProcessSpec, Strategy, launched, strategy_of
 
 # Of one run: many times what a machine has cores for, and known to be rendered in seconds.
@@ -217,15 +218,21 @@ def start(
     job = request.job
     run = make_run(job.name, request.workers, request.reservation, job.outputs)
     run.network, run.device, run.warning = request.network, request.device, request.warning
-    run._start(
-        request.processes,
-        job.timeout_seconds,
-        request.scratch,
-        {"model/.keep": "", **files},
-        job,
-        request.switch,
-        warm.starter(framework) if framework else None,
-    )
+    starter = warm.starter(framework) if framework else None
+    try:
+        with interrupts_deferred():
+            run._start(
+                request.processes,
+                job.timeout_seconds,
+                request.scratch,
+                {"model/.keep": "", **files},
+                job,
+                request.switch,
+                starter,
+            )
+    except KeyboardInterrupt:  # its caller does not know of the run yet
+        run.stop()
+        raise
     return run
 
 
