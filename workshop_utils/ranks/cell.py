@@ -151,8 +151,10 @@ def register(shell: Any) -> None:
             raise UsageError(
                 "%ranks knows `%ranks stop`, which ends the ranks that stay; a cell for ranks begins with %%ranks 4"
             )
-        if kept.group:
-            kept.group.stop()
+        there = kept.group if kept.group and kept.group.has_ranks else None
+        print(f"{there.options[0]} ranks have ended." if there else "No ranks stay.")
+        if there:
+            there.stop()
         kept.group = None
 
     shell.register_magic_function(ranks, "cell", "ranks")
