@@ -84,3 +84,21 @@ def test_a_value_looks_as_in_a_notebook(value, words):
 def test_long_values_and_lines_are_cut(value):
     shown = results(value, lines=(["y" * 10**6],))
     assert len(str(shown)) + len(shown._repr_html_()) < 5000
+
+
+def test_a_table_is_shown_as_a_table_and_what_cannot_be_as_text():
+    class Table:
+        def _repr_html_(self):
+            return "<b>bold</b>"
+
+        def __repr__(self):
+            return "<a table>"
+
+    class Failing(Table):
+        def _repr_html_(self):
+            raise ValueError
+
+    shown = results(Table(), Failing(), Table)
+    assert [text for text, _ in rows(shown)[0][1]][:2] == ["bold", "<a table>"]
+    assert "<b>bold</b>" in shown._repr_html_()
+    assert "ranks 0 to 1 returned: <a table>" in str(shown)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import html
 import itertools
 import math
@@ -86,7 +87,7 @@ class Results(Sequence[RankResult]):
         return "\n".join(lines)
 
     def _repr_html_(self) -> str:
-        table = list(self._rows())
+        table = list(self._rows(is_rich=True))
         columns = [ranks for ranks, _ in _folded([*zip(*(texts for _, texts in table), strict=True)])]
         align = "center" if len(columns) <= MOST_COLUMNS else "left"  # where one sees it without scrolling
         head = "".join(f'<th style="text-align: {align}">{_named(ranks)}</th>' for ranks in columns)
@@ -103,10 +104,10 @@ class Results(Sequence[RankResult]):
         head = f"{len(self)} rank{'s' * (len(self) > 1)}, {self.seconds:.2f} s{start}"
         return "; ".join(filter(None, (head, self.network, self.device, self.remark)))
 
-    def _rows(self) -> Iterator[tuple[str, list[str]]]:
-        """What is shown: a label, and a text of each rank."""
+    def _rows(self, is_rich: bool = False) -> Iterator[tuple[str, list[str]]]:
+        """What is shown: a label, and a text of each rank; with `is_rich` a table is HTML, after a zero."""
         if any(each.value is not None for each in self.ranks):
-            yield "returned", [_short(_text(each.value)) for each in self.ranks]
+            yield "returned", [_returned(each.value, is_rich) for each in self.ranks]
         if not self.lines_are_shown:
             printed = list(itertools.zip_longest(*(each.lines for each in self.ranks), fillvalue=""))
             if (more := len(printed) - 2 * MOST_LINES) > 0:
@@ -132,7 +133,7 @@ def _cell(text: str, columns: int, align: str) -> str:
     """A cell of the table; only the lines of an array, which have their own places, are not broken."""
     wrap = "pre" if "\n" in text else "pre-wrap; overflow-wrap: anywhere; min-width: 8ch"
     style = f"display: inline-block; text-align: left; margin: 0; white-space: {wrap}"
-    pre = f'<pre style="{style}">{html.escape(text)}</pre>'
+    pre = text[1:] if text.startswith("\0") else f'<pre style="{style}">{html.escape(text)}</pre>'
     return f'<td colspan="{columns}" style="text-align: {align}">{pre}</td>'
 
 
@@ -143,6 +144,13 @@ def _named(ranks: Sequence[int]) -> str:
 def _text(value: Any) -> str:
     """A number of NumPy as a number; other values as Python shows them, less of those that are long."""
     return str(value) if isinstance(value, np.generic) else _REPR.repr(value)
+
+
+def _returned(value: Any, is_rich: bool) -> str:
+    with contextlib.suppress(Exception):  # it has no such method, or one that fails
+        if is_rich and (rich := value._repr_html_()):
+            return f"\0{rich}"
+    return _short(_text(value))
 
 
 def _short(text: str) -> str:
