@@ -174,7 +174,7 @@ def machine() -> tuple[str, ...]:
     """What of this machine a measurement depends on: system, processor, cores, versions."""
     facts = Path("/proc/cpuinfo")  # only Linux has it; `platform.processor` seldom knows the model there
     lines = facts.read_text(encoding="utf-8").splitlines() if facts.is_file() else []
-    processor = next((line for line in lines if line.startswith("model name")), "") or platform.processor()
+    processor = next((line for line in lines if line.startswith("model name")), platform.processor())
     parts = [platform.platform(), processor, f"{cores()} cores", platform.python_version()]
     for name in FRAMEWORKS:
         with contextlib.suppress(importlib.metadata.PackageNotFoundError):
