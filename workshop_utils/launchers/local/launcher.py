@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import secrets
 import shlex
@@ -219,7 +220,7 @@ def start(
     run = make_run(job.name, request.workers, request.reservation, job.outputs)
     run.network, run.device, run.warning = request.network, request.device, request.warning
     starter = warm.starter(framework) if framework else None
-    try:
+    with contextlib.ExitStack() as stack:  # an interrupt stops it, since the caller does not know of it yet
         with interrupts_deferred():
             run._start(
                 request.processes,
@@ -230,9 +231,8 @@ def start(
                 request.switch,
                 starter,
             )
-    except KeyboardInterrupt:  # its caller does not know of the run yet
-        run.stop()
-        raise
+            stack.callback(run.stop)
+        stack.pop_all()
     return run
 
 

@@ -80,19 +80,20 @@ class WarmServer:
     def __init__(self, modules: tuple[str, ...]) -> None:
         self._connection, theirs = socket.socketpair()
         self._lock = threading.Lock()
-        try:
-            with theirs, interrupts_deferred():  # until the process is known
+        with (
+            contextlib.ExitStack() as stack
+        ):  # an interrupt ends it: nobody would know that it goes on importing
+            with theirs, interrupts_deferred():
                 self._process = subprocess.Popen(
                     [sys.executable, "-u", str(SUPERVISOR), "--warm", *modules],  # its forks print as they go
                     stdin=theirs.fileno(),
                     env={**OF_TENSORFLOW, **os.environ, **ONE_THREAD},
                     start_new_session=True,
                 )
+                stack.callback(self.close)
+                stack.callback(self._process.kill)
             answer = self._connection.recv(1)
-        except KeyboardInterrupt:  # nobody would know of a server that goes on importing
-            self._process.kill()
-            self.close()
-            raise
+            stack.pop_all()
         self.may_fork = answer == warm_server.READY
         if not self.may_fork:
             self.close()
