@@ -445,11 +445,11 @@ def test_what_a_kept_cell_assigns_counts_until_the_notebook_assigns_it(kept):
     assert values(kept("%%ranks 2 --keep\nrate = 2\nrates()")) == [(2, [1])] * 2
     result = kept("%%ranks 2 --keep\nrates()")
     assert values(result) == [(2, [1])] * 2
-    assert "assigned" not in result[1]
+    assert "Sent" not in result[1]
     kept("rate = 1")  # the very object that it was
     result = kept("%%ranks 2 --keep\nrates()")
     assert values(result) == [(1, [1])] * 2
-    assert "Sent to the ranks again, since the notebook has assigned it: rate\n" in result[1]
+    assert "Sent to the ranks again, as the notebook has it now: rate\n" in result[1]
     kept("other.append(2)")
     result = kept("%%ranks 2 --keep\nrates()")
     assert values(result) == [(1, [1])] * 2
@@ -457,7 +457,7 @@ def test_what_a_kept_cell_assigns_counts_until_the_notebook_assigns_it(kept):
     kept("other = [*other]\ndef rates():\n    return other")
     result = kept("%%ranks 2 --keep\nrates()")
     assert values(result) == [[1, 2]] * 2
-    assert "assigned it: other, rates\n" in result[1]
+    assert "it now: other, rates\n" in result[1]
 
 
 def test_what_shares_objects_with_what_is_sent_comes_with_it(kept):
@@ -467,13 +467,13 @@ def test_what_shares_objects_with_what_is_sent_comes_with_it(kept):
     kept("steps = {'weights': weights}")
     result = kept(cell)
     assert values(result) == [([1], [2])] * 2
-    assert "since the notebook has assigned it: steps\n" in result[1]
+    assert "as the notebook has it now: steps\n" in result[1]
     assert "Sent to the ranks again, since steps shares objects with it: weights\n" in result[1]
     kept("%%ranks 2 --keep\nweights = [7]\nweights")
     kept("steps = {'weights': weights}")
     result = kept(cell)
     assert values(result) == [([7], [3])] * 2
-    assert "On the ranks weights is another, which shares nothing with steps\n" in result[1]
+    assert "On the ranks, weights is a different object, and shares nothing with steps\n" in result[1]
 
 
 def test_an_edited_module_is_new_on_ranks_that_stay(kept, tmp_path, monkeypatch):
@@ -495,7 +495,7 @@ def test_an_assignment_counts_whatever_it_assigns_and_below_whatever_magic(kept)
     kept("%%time\nflag = True\nfound += [5]")
     assert values(kept(cell)) == [(True, [1, 5])]
     kept("class Model:\n    flag = 1")  # another's
-    assert "assigned" not in kept(cell)[1]
+    assert "Sent" not in kept(cell)[1]
 
 
 def test_only_what_changed_is_said_to_have_changed(kept):
@@ -517,6 +517,16 @@ def test_a_child_that_a_cell_forks_answers_nothing(kept):
     cell = "%%ranks 1 --keep\nimport os\nif child := os.fork():\n    os.waitpid(child, 0)\nbool(child)"
     assert values(kept(cell)) == [True]
     assert values(kept("%%ranks 1 --keep\nimport time\ntime.sleep(0.2)\n'next'")) == ["next"]
+
+
+def test_a_child_that_a_cell_forks_does_not_speak_for_its_rank(kept):
+    cell = (
+        "import os\nif not (child := os.fork()):\n    raise ValueError('mine')\nos.waitpid(child, 0)[1] > 0"
+    )
+    result = kept(f"%%ranks 1 --keep\n{cell}")
+    assert values(result) == [True]
+    assert "[0] ValueError: mine\n" in result[1]
+    assert values(kept("%%ranks 1 --keep\n'next'")) == ["next"]
 
 
 def test_a_reloaded_extension_knows_the_ranks_that_stay(kept):
@@ -554,6 +564,35 @@ def test_hints_help_with_what_tutorials_write(run):
     assert "\nRanks have joined it already: leave" in run(cell.format("%%ranks 2 --framework torch"))[1]
     run("class Unnamed:\n    pass\nimport pickle\npickled = pickle.dumps(Unnamed())")
     assert "\nA rank has what its cell names: name it" in run("%%ranks 1\npickle.loads(pickled)")[1]
+
+
+def test_what_kept_cells_assign_themselves_is_not_the_notebooks(kept):
+    kept("total, other = 0, 1")
+    for number in (1, 2, 3):
+        result = kept("%%ranks 2 --keep\ntotal += 1\ntotal")
+        assert values(result) == [number] * 2
+        assert "Sent" not in result[1]
+    kept("%%ranks 1\ntotal = 7")
+    kept("%%capture\nother = 2")
+    kept("get_ipython().run_cell('1' + '')")
+    result = kept("%%ranks 2 --keep\ntotal, other")
+    assert values(result) == [(3, 2)] * 2
+    _, printed = kept("file = open('/dev/null')\ntotal = 0"), kept("%%ranks 2 --keep\ntotal, file")[1]
+    assert "`file` (TextIOWrapper) cannot be sent" in printed
+    assert values(kept("%%ranks 2 --keep\ntotal")) == [0] * 2
+
+
+def test_instances_of_a_class_and_users_of_a_logger_share_nothing(kept):
+    kept("import logging\nimport numpy as np\nlog = logging.getLogger('app')\nclass Box:\n    n = 0")
+    kept("one, two = Box(), Box()\nfirst, second = {'log': log, 'n': 0}, {'log': log}\narray = np.zeros(4)")
+    kept("%%ranks 1 --keep\none.n += 5\nfirst['n'] += 1\nown = 1\narray.sum()")
+    result = kept("%%ranks 1 --keep\ntwo.n, second\none.n, first['n']")
+    assert values(result) == [(5, 1)]
+    assert result[1].startswith("Out[") or "Sent" not in result[1]
+    kept("view = array[1:3]")
+    result = kept("%%ranks 1 --keep\nview[:] = 5\narray.sum()")
+    assert values(result) == [10.0]
+    assert "since view shares objects with it: array\n" in result[1]
 
 
 ENDS = {
@@ -610,7 +649,7 @@ def test_ranks_that_stay_are_only_called_as_they_were_begun(kept):
     kept("%%ranks 2 --keep --network 1Gbit\n1")
     _, printed = kept("%%ranks 3 --keep\n1")
     assert printed.startswith(
-        "JobError: %%ranks: the ranks that stay are 2, of network 1Gbit, framework None and"
+        "JobError: %%ranks 3 --keep: the 2 ranks that stay have network 1Gbit, framework None and"
     )
     assert kept("%%ranks 2 --keep\n1")[0].network.startswith("1Gbit")
     kept("%ranks stop")

@@ -113,8 +113,8 @@ def rank_group(
             group.run(build)
             results = group.run(train, {"steps": 10})
 
-    A global variable is sent again once its value is another object. The arguments, and what is raised, are those of
-    `on_ranks`.
+    Such variables are those of the notebook or script itself; one is sent again once its value is another object. The
+    arguments, and what is raised, are those of `on_ranks`.
     """
     group = RankGroup(ranks, network, framework, emulated_device)
     try:
@@ -200,9 +200,9 @@ class RankGroup:
         )
         own = {*TWINS, GROUPS[framework], "rank", "size"} if cell else ()
         cargo = packing.gathered(program, arguments, names, own)
-        for note in sorted(cargo.notes):
-            print(note)
         variables, modules = self._held.missing(cargo, rebound)
+        for note in sorted(set().union(*(cargo.notes[each] for each in ("", *variables)))):
+            print(note)
         call = packing.packed(program, arguments, variables)
         request = packing.request(call, modules, framework, cell)
         try:
@@ -300,6 +300,10 @@ class _Held:
         self._rebound |= {*rebound}
         edited = {each for each, text in self._sources.items() if packing.source_of(each) != text}
         modules = {}
+        for module in sorted(edited):
+            print(
+                f"{module} was edited: ranks import it anew; what they made of it before keeps its old code"
+            )
         for module, pickles in packing.attributes_of(cargo.modules).items():
             before = {} if module in edited else self._attributes.get(module, {})
             changed = {name: each for name, each in pickles.items() if before.get(name) != each}
@@ -320,7 +324,7 @@ class _Held:
                 digests = {self._digests[name], packing.digest(value)}
                 kept += [name] if len(digests) == 2 and b"" not in digests else []
         if again:
-            print(f"Sent to the ranks again, since the notebook has assigned it: {', '.join(again)}")
+            print(f"Sent to the ranks again, as the notebook has it now: {', '.join(again)}")
         if kept:
             print(
                 f"The ranks still have the old value, until the notebook assigns it again: {', '.join(kept)}"
@@ -331,12 +335,12 @@ class _Held:
         """`variables` with those held that share objects with them, as an optimizer does with its model."""
         main, waiting = vars(sys.modules["__main__"]), [*variables] if self._values else []
         for name in waiting:  # which grows
-            own = packing.objects_in([variables[name]])
+            own = packing.objects_in(variables[name])
             for other, value in self._values.items():
-                is_here = other not in variables and main.get(other, self) is value
-                if own and is_here and own.keys() & packing.objects_in([value]):
+                is_here = other not in variables and other in main and main[other] is value
+                if own and is_here and own.keys() & packing.objects_in(value).keys():
                     if other in self._bound:
-                        print(f"On the ranks {other} is another, which shares nothing with {name}")
+                        print(f"On the ranks, {other} is a different object, and shares nothing with {name}")
                         continue
                     print(f"Sent to the ranks again, since {name} shares objects with it: {other}")
                     variables[other] = value
@@ -358,7 +362,7 @@ class _Held:
     def note_bound(self, bound: Collection[str]) -> None:
         """Note the names that ranks have bound: their values count until the notebook binds them."""
         main = vars(sys.modules["__main__"])
-        self._values |= {name: main.get(name, self) for name in bound}
+        self._values |= {name: main.get(name) for name in bound}
         self._bound.update(bound)
 
 

@@ -54,7 +54,9 @@ def _assigned(source: str, flags: int) -> set[str]:
         names.update(each.argval for each in stores)
         for node in ast.walk(ast.parse(source)):
             if isinstance(node, ast.Call) and ast.unparse(node.func).startswith("get_ipython().run_"):
-                names |= _assigned(ast.literal_eval(node.args[-1]), flags)
+                texts = [each.value for each in node.args if isinstance(each, ast.Constant)]
+                if texts[:1] and texts[0] in ("time", "timeit", "capture", "prun"):  # which run it here
+                    names |= _assigned(str(texts[-1]), flags)
     return names
 
 
@@ -104,10 +106,12 @@ def register(shell: Any) -> None:
             theirs = kept.group.options
             if any(each not in (None, other) for each, other in zip(chosen, theirs, strict=True)):
                 raise JobError(
-                    f"%%ranks: the ranks that stay are {theirs[0]}, of network {theirs[1]}, framework {theirs[2]} and "
-                    f"emulated device {theirs[3]}; name no others in `%%ranks {line}`, or end them by `%ranks stop`"
+                    f"%%ranks {line}: the {theirs[0]} ranks that stay have network {theirs[1]}, framework {theirs[2]} "
+                    f"and emulated device {theirs[3]}; leave other options out, or end the ranks with `%ranks stop`"
                 )
             chosen = [*theirs]
+        elif options.keep and kept.group:  # earlier ones have ended by themselves
+            chosen = [each or other for each, other in zip(chosen, kept.group.options, strict=True)]
         # Below the magic's own line, and empty ones: line numbers are to be those that the notebook shows.
         above = cell[: len(cell) - len(cell.lstrip())].count("\n") + 1
         source = "\n" * above + shell.transform_cell(cell)
@@ -138,11 +142,18 @@ def register(shell: Any) -> None:
             group = RankGroup(*chosen)
             if options.keep and kept.group:
                 print("These ranks are new; what earlier ones had is gone.")
+        before = kept.group, kept.number
         if options.keep:
             kept.group, kept.number = group, shell.execution_count
         sent = (source, name, GROUPS[chosen[2]], flags)
         parts = packing.parts_used(code, [shell.user_ns[each] for each in names])
-        results = group.launch(None, {"parts": parts}, options.timeout, options.keep, sent, names, rebound)
+        try:
+            results = group.launch(
+                None, {"parts": parts}, options.timeout, options.keep, sent, names, rebound
+            )
+        except JobError:  # nothing was begun
+            kept.group, kept.number = before
+            raise
         return None if _ends_in_semicolon(source) else results
 
     def stop(line: str) -> None:

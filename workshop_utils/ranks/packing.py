@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import contextlib
+import copyreg
 import dis
 import functools
 import hashlib
@@ -11,6 +12,7 @@ import inspect
 import io
 import itertools
 import linecache
+import logging
 import operator
 import os
 import pickle
@@ -60,13 +62,13 @@ class Cargo:
         variables: of `__main__`, by name, also those that functions of the notebook use.
         homes: the user's own modules, files beside the notebook, that each of them needs.
         modules: all of these, by name.
-        notes: what is otherwise on a rank, in sentences.
+        notes: what is otherwise on a rank, in sentences, by the variable; of the program by "".
     """
 
     variables: dict[str, Any] = field(default_factory=dict)
     homes: dict[str, set[str]] = field(default_factory=dict)
     modules: set[str] = field(default_factory=set)
-    notes: set[str] = field(default_factory=set)
+    notes: dict[str, set[str]] = field(default_factory=dict)
 
 
 def gathered(
@@ -83,16 +85,18 @@ def gathered(
             pickler = _Pickler((program, dict(arguments)))
             waiting = [*names, *pickler.names]
             cargo.modules |= pickler.modules
-            cargo.notes |= pickler.notes
+            cargo.notes[""] = pickler.notes
             for name in waiting:  # which grows
                 if name in main and name not in {*own, *cargo.variables}:
                     cargo.variables[name] = main[name]
                     pickler = _Pickler(main[name])
                     cargo.homes[name] = pickler.modules
-                    cargo.notes |= pickler.notes
+                    cargo.notes[name] = pickler.notes
                     if pickler.names & {*own} & main.keys() - {*TWINS}:
                         theirs = ", ".join(sorted(pickler.names & {*own} & main.keys() - {*TWINS}))
-                        cargo.notes.add(f"Also in functions of the notebook, these are the rank's: {theirs}")
+                        cargo.notes[name].add(
+                            f"Also in functions of the notebook, these are the rank's: {theirs}"
+                        )
                     cargo.modules |= pickler.modules
                     waiting += pickler.names
     except Exception as error:
@@ -186,26 +190,44 @@ def _is_notebooks(value: Any) -> bool:
 
 def digest(value: Any) -> bytes:
     """What differs once `value` has changed; empty where that cannot be told."""
+    if isinstance(value, type):
+        vars(copyreg)["_slotnames"](value)  # which to pickle an instance leaves in the class
     pickles = {_Digested(value).pickle for _ in range(2)}
     return hashlib.sha256(pickles.pop()).digest() if len(pickles) == 1 else b""
 
 
-def objects_in(values: Iterable[Any]) -> dict[int, Any]:
-    """The objects in `values` that can change, by id."""
-    memo = _Pickler([*values]).memo.copy().values()
-    return {id(each): each for _, each in memo if _can_change(each)}
+def objects_in(value: Any) -> dict[Any, Any]:
+    """The objects in `value` that can change, by what two values have in common if they share one.
+
+    Functions and classes are not looked into. Nothing is found in what cannot be pickled any more.
+    """
+    try:
+        memo = _Digested([value]).memo.copy().values()
+    except Exception:  # whatever its own __reduce__ raises
+        return {}
+    return {_identity(each): each for _, each in memo if _can_change(each)}
 
 
 def _can_change(value: Any) -> bool:
     if isinstance(value, list | dict | set | bytearray | np.ndarray):
         return True
-    return hasattr(value, "__dict__") and not isinstance(value, FunctionType | type | ModuleType | Enum)
+    named = FunctionType | type | ModuleType | Enum | logging.Logger
+    return hasattr(value, "__dict__") and not isinstance(value, named)
+
+
+def _identity(value: Any) -> Any:
+    """What is the same for views of an array, and for tensors with one storage."""
+    while isinstance(value, np.ndarray) and isinstance(value.base, np.ndarray):
+        value = value.base
+    tensor: Any = getattr(sys.modules.get("torch"), "Tensor", ())
+    storage = value.untyped_storage().data_ptr() if isinstance(value, tensor) else 0
+    return ("storage", storage) if storage else id(value)
 
 
 def source_of(module: str) -> bytes:
     """What a module's file holds; empty if it has none."""
     with contextlib.suppress(OSError, TypeError):
-        return Path(vars(sys.modules[module])["__file__"]).read_bytes()
+        return Path(getattr(sys.modules.get(module), "__file__", "")).read_bytes()
     return b""
 
 
@@ -354,7 +376,8 @@ class _Pickler(cloudpickle.Pickler):
         if type(value) is np.ndarray and value.base is not None and id(value.base) in self._wholes:
             offset = value.__array_interface__["data"][0] - value.base.__array_interface__["data"][0]
             return type(value), (value.shape, value.dtype, value.base, offset, value.strides)
-        if type(value).__name__ in ("Tensor", "Parameter") and value.is_leaf and value.grad is not None:
+        tensor: Any = getattr(sys.modules.get("torch"), "Tensor", ())
+        if isinstance(value, tensor) and value.is_leaf and value.grad is not None:
             self.notes.add("Gradients (`grad`) of the notebook's tensors are not sent.")
         if type(value).__module__ == "torch" and type(value).__name__ == "Tensor":
             return self._reduced_tensor(value)

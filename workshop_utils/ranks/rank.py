@@ -30,6 +30,7 @@ MOST_SECONDS = 1e6  # for a message: the time-out of the call decides, and shows
 
 # What runs a cell, and no traceback shows: this package, and what awaits.
 OF_OTHERS = (str(Path(__file__).parents[1]), str(Path(contextlib.__file__).with_name("asyncio")))
+PROCESS = os.getpid()
 _NONE = object()
 _runner: Any = None
 
@@ -121,7 +122,7 @@ def _result_of(request: dict[str, Any], group: Any, here: Any) -> bytes:
 
     from workshop_utils.training.tcp_bytes import count_bytes
 
-    communicator, process = group if request["framework"] is None else None, os.getpid()
+    communicator = group if request["framework"] is None else None
     namespace = vars(sys.modules["__main__"])
     for name, (is_new, attributes) in request["modules"].items():
         module = importlib.import_module(name)
@@ -149,7 +150,7 @@ def _result_of(request: dict[str, Any], group: Any, here: Any) -> bytes:
             if shown := sys.modules.get("workshop_utils.training.display"):
                 shown.show()
         seconds = time.perf_counter() - started
-    if os.getpid() != process:  # a child that the cell has forked, and not ended
+    if os.getpid() != PROCESS:  # a child that the cell has forked, and not ended
         os._exit(0)
     if "WORKSHOP_EMULATED_DEVICE" in os.environ:
         from workshop_utils.training import emulated_device
@@ -282,6 +283,9 @@ def _written_to(file: Path) -> Iterator[None]:
     try:
         yield
     except BaseException as error:
+        if os.getpid() != PROCESS:  # a child that the cell has forked, and which does not speak for the rank
+            traceback.print_exc()
+            os._exit(1)
         whole = traceback.TracebackException.from_exception(error)
         shown: traceback.TracebackException | None = whole
         while shown is not None:

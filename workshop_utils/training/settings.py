@@ -16,6 +16,7 @@ from operator import attrgetter
 from typing import Any
 
 _applied: dict[str, dict[str, Any]] = {}
+_received: dict[str, bytes] = {}  # what these came as
 _waiting: dict[str, Callable[[Any], None]] = {}  # for the import of a module
 
 
@@ -106,7 +107,11 @@ def apply(settings: dict[str, bytes]) -> None:
     """Have here the settings that were `gathered` there, where they differ."""
 
     def set_in(module: Any) -> None:
-        here, new = _SETTINGS[module.__name__](module), pickle.loads(settings[module.__name__])
+        data = settings[module.__name__]
+        if data == _received.get(module.__name__):
+            return
+        _received[module.__name__] = data
+        here, new = _SETTINGS[module.__name__](module), pickle.loads(data)
         before = _applied.get(module.__name__, here)  # what a rank that stays has set itself since then stays
         _applied[module.__name__] = new
         for setter, value in new.items():
