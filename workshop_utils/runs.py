@@ -44,7 +44,7 @@ _TAG = re.compile(
 # up a line after each of its states.
 _NOISE = re.compile(
     r"\[\S+\] plm:ssh: Warning: setpgid\(|.*\[c10d\] The hostname of the client socket cannot be retrieved"
-    r"|.*\x1b\[A$"
+    r"|(.*\d/\d+ \[.*)?\x1b\[A$"
 )
 STACK = "stack"  # the stream of what processes print when they are asked where they stand
 Record = dict[str, Any]

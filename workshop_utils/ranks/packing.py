@@ -378,7 +378,9 @@ class _Pickler(cloudpickle.Pickler):
             return type(value), (value.shape, value.dtype, value.base, offset, value.strides)
         tensor: Any = getattr(sys.modules.get("torch"), "Tensor", ())
         if isinstance(value, tensor) and value.is_leaf and value.grad is not None:
-            self.notes.add("Gradients (`grad`) of the notebook's tensors are not sent.")
+            plain = type(value).__name__ == "Tensor"
+            reduced = self._reduced_tensor(value) if plain else value.__reduce_ex__(pickle.HIGHEST_PROTOCOL)
+            return *reduced[:2], value.grad, None, None, tensor.grad.__set__  # PyTorch leaves it out
         if type(value).__module__ == "torch" and type(value).__name__ == "Tensor":
             return self._reduced_tensor(value)
         if isinstance(value, ModuleType) and value.__name__ not in sys.modules:  # its functions would lose it

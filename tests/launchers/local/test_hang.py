@@ -152,13 +152,13 @@ NODE = {"nodes": 1, "processes_per_node": 2}
 
 def test_a_script_that_never_asks_for_its_place_shows_where_each_rank_stands_on_every_emulator(make_job):
     targets = [
-        ("mpi", Local(), {"workers": 2}, "did not end within its timeout of 25 s"),
+        ("mpi", Local(), {"workers": 2}, "did not end within its timeout of 40 s"),
         ("torch_ddp", EmulatedSageMaker(), NODE, "MaxRuntimeExceeded"),
         ("torch_ddp", EmulatedKubernetes(kind="TrainJob"), NODE, "activeDeadlineSeconds"),
         ("torch_ddp", EmulatedKubernetes(), {"workers": 2}, "activeDeadlineSeconds"),
     ]
     runs = [
-        target.launch(make_job(ONE_STANDS_ELSEWHERE, strategy=strategy, timeout="25s", **layout))
+        target.launch(make_job(ONE_STANDS_ELSEWHERE, strategy=strategy, timeout="40s", **layout))
         for strategy, target, layout, _ in targets
     ]
     for run, (*_, headline) in zip(runs, targets, strict=True):
