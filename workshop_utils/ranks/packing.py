@@ -92,10 +92,9 @@ def gathered(
                     pickler = _Pickler(main[name])
                     cargo.homes[name] = pickler.modules
                     cargo.notes[name] = pickler.notes
-                    if pickler.names & {*own} & main.keys() - {*TWINS}:
-                        theirs = ", ".join(sorted(pickler.names & {*own} & main.keys() - {*TWINS}))
+                    if theirs := sorted(pickler.names & {*own} & main.keys() - {*TWINS}):
                         cargo.notes[name].add(
-                            f"Also in functions of the notebook, these are the rank's: {theirs}"
+                            f"Also in functions of the notebook, these are the rank's: {', '.join(theirs)}"
                         )
                     cargo.modules |= pickler.modules
                     waiting += pickler.names
