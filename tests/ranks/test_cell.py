@@ -693,6 +693,9 @@ def test_a_cell_on_ranks_does_what_a_plain_cell_does(situation, shell, tmp_path,
     monkeypatch.syspath_prepend(str(tmp_path))
     variables = shell.user_ns.keys() - shell.user_ns_hidden
     shell.drop_by_id({name: shell.user_ns[name] for name in variables if name[0] != "_"})
+    # IPython sets neither `_` nor `__` where something else has assigned it, as Python's own display of values does.
+    monkeypatch.delattr("builtins._", raising=False)
+    shell.push({name: getattr(shell.displayhook, name) for name in ("_", "__", "___")}, interactive=False)
     shell.compile.reset_compiler_flags()
     assert "error" not in (made := outcome(shell, entry["notebook"], shown)), made
     on_ranks = outcome(shell, f"%%ranks {entry.get('ranks', 1)}\n{entry['cell']}", shown)
