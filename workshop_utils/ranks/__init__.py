@@ -204,11 +204,12 @@ class RankGroup:
         for note in sorted(set().union(*(cargo.notes[each] for each in ("", *variables)))):
             print(note)
         call = packing.packed(program, arguments, variables)
-        request = packing.request(call, modules, framework, cell)
+        texts = packing.texts_in(call)
+        request = packing.request(call, texts, modules, framework, cell)
         try:
             run = self._run
             if run is None:
-                run = self._start(job, call, request, stays)
+                run = self._start(job, texts, request, stays)
             else:
                 run.prompt(request, job.timeout_seconds)
             if stays:
@@ -231,9 +232,9 @@ class RankGroup:
             self.stop()
         return results
 
-    def _start(self, job: TrainingJob, call: bytes, request: str, stays: bool) -> _RanksRun:
+    def _start(self, job: TrainingJob, texts: Collection[str], request: str, stays: bool) -> _RanksRun:
         _, _, framework, _ = self.options
-        server = packing.server_for(call, framework)
+        server = packing.server_for(texts, framework)
         if stays and server is not None and "torch" in sys.modules:  # a later cell may use it
             server = "torch"
         await_packages(job)
