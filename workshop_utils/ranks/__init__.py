@@ -335,11 +335,12 @@ class _Held:
     def _with_sharers(self, variables: dict[str, Any]) -> dict[str, Any]:
         """`variables` with those held that share objects with them, as an optimizer does with its model."""
         main, waiting = vars(sys.modules["__main__"]), [*variables] if self._values else []
+        objects_of = functools.cache(lambda name: packing.objects_in(self._values[name]))
         for name in waiting:  # which grows
             own = packing.objects_in(variables[name])
             for other, value in self._values.items():
                 is_here = other not in variables and other in main and main[other] is value
-                if own and is_here and own.keys() & packing.objects_in(value).keys():
+                if own and is_here and own.keys() & objects_of(other).keys():
                     if other in self._bound:
                         print(f"On the ranks, {other} is a different object, and shares nothing with {name}")
                         continue
