@@ -305,7 +305,7 @@ class _Held:
             print(
                 f"{module} was edited: ranks import it anew; what they made of it before keeps its old code"
             )
-        for module, pickles in packing.attributes_of(cargo.modules).items():
+        for module, pickles in packing.attributes_of(set[str]().union(*cargo.homes.values())).items():
             before = {} if module in edited else self._attributes.get(module, {})
             changed = {name: each for name, each in pickles.items() if before.get(name) != each}
             modules[module] = (module in edited, changed)

@@ -60,14 +60,12 @@ class Cargo:
 
     Attributes:
         variables: of `__main__`, by name, also those that functions of the notebook use.
-        homes: the user's own modules, files beside the notebook, that each of them needs.
-        modules: all of these, by name.
-        notes: what is otherwise on a rank, in sentences, by the variable; of the program by "".
+        homes: the user's own modules, files beside the notebook, that each of them needs; by "" the program's.
+        notes: what is otherwise on a rank, in sentences, by the variable; by "" the program's.
     """
 
     variables: dict[str, Any] = field(default_factory=dict)
     homes: dict[str, set[str]] = field(default_factory=dict)
-    modules: set[str] = field(default_factory=set)
     notes: dict[str, set[str]] = field(default_factory=dict)
 
 
@@ -84,19 +82,16 @@ def gathered(
         with _by_value(program):
             pickler = _Pickler((program, dict(arguments)))
             waiting = [*names, *pickler.names]
-            cargo.modules |= pickler.modules
-            cargo.notes[""] = pickler.notes
+            cargo.homes[""], cargo.notes[""] = pickler.modules, pickler.notes
             for name in waiting:  # which grows
                 if name in main and name not in {*own, *cargo.variables}:
                     cargo.variables[name] = main[name]
                     pickler = _Pickler(main[name])
-                    cargo.homes[name] = pickler.modules
-                    cargo.notes[name] = pickler.notes
+                    cargo.homes[name], cargo.notes[name] = pickler.modules, pickler.notes
                     if theirs := sorted(pickler.names & {*own} & main.keys() - {*TWINS}):
                         cargo.notes[name].add(
                             f"Also in functions of the notebook, these are the rank's: {', '.join(theirs)}"
                         )
-                    cargo.modules |= pickler.modules
                     waiting += pickler.names
     except Exception as error:
         raise JobError(_refusal(program, {**arguments, **cargo.variables}, error)) from None
