@@ -19,12 +19,13 @@ import pickle
 import pickletools
 import re
 import sys
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections import ChainMap
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from enum import Enum
 from pathlib import Path
 from types import CellType, CodeType, FunctionType, MethodType, ModuleType
-from typing import Any, NewType
+from typing import Any, ClassVar, NewType
 from weakref import WeakKeyDictionary, WeakValueDictionary
 
 import cloudpickle
@@ -326,6 +327,36 @@ class _Binding:
         self.item = item
 
 
+def _reduced_code(code: CodeType) -> Any:
+    """With its file, which a traceback names, and which cloudpickle 3.1.3 leaves out."""
+    make, parts = cloudpickle.Pickler.dispatch_table[CodeType](code)
+    return make, tuple(code.co_filename if part == "<dynamic-code>" else part for part in parts)
+
+
+def _reduced_cache(function: Any) -> Any:
+    if function.__module__ != "__main__":
+        return function.__reduce__()
+    parameters = function.cache_parameters().values()  # else its name is looked for, which comes later
+    return type(function), (function.__wrapped__, *parameters, functools._CacheInfo), vars(function)
+
+
+def _reduced_new_type(kind: NewType) -> Any:
+    if kind.__module__ != "__main__":
+        return kind.__reduce__()
+    return type(kind), (kind.__name__, kind.__supertype__), {"__module__": "__main__"}
+
+
+# What needs neither the pickler nor a look at its bases.
+_REDUCERS: dict[type, Callable[[Any], Any]] = {
+    _RanksMain: lambda _: (vars, (sys.modules["__main__"],)),
+    CodeType: _reduced_code,
+    functools._lru_cache_wrapper: _reduced_cache,
+    NewType: _reduced_new_type,
+    # Before Python 3.12 it holds a lock.
+    functools.cached_property: lambda value: (type(value), (value.func,), {"attrname": value.attrname}),
+}
+
+
 class _Pickler(cloudpickle.Pickler):
     """The `pickle` of a value, in which functions of `__main__` use the variables of the rank's.
 
@@ -334,6 +365,8 @@ class _Pickler(cloudpickle.Pickler):
         modules: the user's own that it imports.
         notes: what is otherwise on a rank, in sentences.
     """
+
+    dispatch_table: ClassVar[Any] = ChainMap(_REDUCERS, *cloudpickle.Pickler.dispatch_table.maps)
 
     def __init__(self, value: Any, beside: Iterable[Any] = ()) -> None:
         file = _Limited()
@@ -347,8 +380,6 @@ class _Pickler(cloudpickle.Pickler):
         self.pickle = file.getvalue()
 
     def reducer_override(self, value: Any) -> Any:
-        if isinstance(value, _RanksMain):
-            return vars, (sys.modules["__main__"],)
         if isinstance(value, _Binding):
             return operator.setitem, (self.globals_ref[id(self._main)], *value.item)
         # Of IPython, whose import would take a second.
@@ -361,19 +392,9 @@ class _Pickler(cloudpickle.Pickler):
         for module, name in RANKS_OWN.items():
             if value is getattr(sys.modules.get(module), name, None):
                 return getattr, (sys.modules[module], name)
-        if isinstance(value, CodeType):  # cloudpickle 3.1.3 leaves its file out, which a traceback names
-            make, parts = cloudpickle.Pickler.dispatch_table[CodeType](value)
-            return make, tuple(value.co_filename if part == "<dynamic-code>" else part for part in parts)
         # cloudpickle would send what is in it
         if isinstance(value, io.IOBase) and not isinstance(value, io.BytesIO | io.StringIO):
             raise TypeError("it is an open file")
-        if isinstance(value, functools._lru_cache_wrapper) and value.__module__ == "__main__":
-            parameters = value.cache_parameters().values()  # else its name is looked for, which comes later
-            return type(value), (value.__wrapped__, *parameters, functools._CacheInfo), vars(value)
-        if isinstance(value, NewType) and value.__module__ == "__main__":
-            return type(value), (value.__name__, value.__supertype__), {"__module__": "__main__"}
-        if type(value) is functools.cached_property:  # before Python 3.12 it holds a lock
-            return type(value), (value.func,), {"attrname": value.attrname}
         if isinstance(value, WeakKeyDictionary | WeakValueDictionary):  # as in functools.singledispatch
             return type(value), (dict(value),)
         if type(value) is np.ndarray and value.base is not None and id(value.base) in self._wholes:
