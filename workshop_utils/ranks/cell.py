@@ -126,8 +126,8 @@ def register(shell: Any) -> None:
         if "get_ipython" in used:
             raise JobError("%%ranks: a rank has no notebook, so its cell cannot hold % or ! commands")
         if used & ANY_NAME:
-            used |= {each for each in shell.user_ns.keys() - shell.user_ns_hidden if each[0] != "_"}
-            assigned |= used - packing.globals_of(code)
+            others = {each for each in shell.user_ns.keys() - shell.user_ns_hidden if each[0] != "_"} - used
+            used, assigned = used | others, assigned | others
         # A cell seldom reads a variable that it assigns first, so such a one is no reason to refuse.
         names = [
             each
