@@ -450,9 +450,8 @@ def main() -> None:
     try:
         app()
     except SystemExit as leaving:
-        if (
-            leaving.code == 128 + signal.SIGINT
-        ):  # another Ctrl-C is not to show where Python is in its own end
+        # Another Ctrl-C is not to show where Python is in its own end.
+        if leaving.code == 128 + signal.SIGINT:
             signal.signal(signal.SIGINT, signal.SIG_IGN)
         raise
     except ModuleNotFoundError as error:

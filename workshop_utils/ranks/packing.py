@@ -162,9 +162,8 @@ def attributes_of(modules: Iterable[str]) -> dict[str, dict[str, bytes]]:
 
 def _is_older(module: ModuleType) -> bool:
     """Whether a module is not what its file holds now, as far as its functions show."""
-    if (
-        "IPython.extensions.autoreload" in sys.modules
-    ):  # it has what its file holds, in code that is not the same
+    # Autoreload has given it what its file holds, in code that is not the same.
+    if "IPython.extensions.autoreload" in sys.modules:
         return False
     file = getattr(module, "__file__", None) or ""
     kinds = [each for each in vars(module).values() if isinstance(each, type)]

@@ -92,9 +92,8 @@ def main(parent: int) -> None:
     passed = cache_folder() / f"tried-{key[:12]}"
     if passed.exists():
         return
-    failures = [
-        str(each) for each in results("10min") if each.state != "good"
-    ]  # the learner's cells come first
+    # Ten minutes each, since the learner's cells come first.
+    failures = [str(each) for each in results("10min") if each.state != "good"]
     if failures:
         print(*failures, "`workshop doctor --try` tries it again.", sep="\n", file=sys.stderr)
         return

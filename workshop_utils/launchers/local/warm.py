@@ -80,9 +80,8 @@ class WarmServer:
     def __init__(self, modules: tuple[str, ...]) -> None:
         self._connection, theirs = socket.socketpair()
         self._lock = threading.Lock()
-        with (
-            contextlib.ExitStack() as stack
-        ):  # an interrupt ends it: nobody would know that it goes on importing
+        # An interrupt ends it: nobody would know that it goes on importing.
+        with contextlib.ExitStack() as stack:
             with theirs, interrupts_deferred():
                 self._process = subprocess.Popen(
                     [sys.executable, "-u", str(SUPERVISOR), "--warm", *modules],  # its forks print as they go

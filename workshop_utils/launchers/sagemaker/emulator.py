@@ -8,8 +8,8 @@
 
 A launch makes the request that SageMaker would get, and starts it here. Every host has folders of its own in place of
 those below /opt/ml. The SDK's drivers, which travel with the request, run as they are but for the names of these
-folders; what the toolkit does is done by `toolkit`. EXCEPTIONS, in
-`exceptions.yaml`, says how it differs from an instance.
+folders; what the toolkit does is done by `toolkit`. EXCEPTIONS, in `exceptions.yaml`, says how it differs from an
+instance.
 """
 
 from __future__ import annotations
