@@ -15,8 +15,7 @@ from importlib.machinery import ModuleSpec, PathFinder
 from operator import attrgetter
 from typing import Any
 
-_applied: dict[str, dict[str, Any]] = {}
-_received: dict[str, bytes] = {}  # what these came as
+_received: dict[str, bytes] = {}  # the last of each module's
 _waiting: dict[str, Callable[[Any], None]] = {}  # for the import of a module
 
 
@@ -107,13 +106,13 @@ def apply(settings: dict[str, bytes]) -> None:
     """Have here the settings that were `gathered` there, where they differ."""
 
     def set_in(module: Any) -> None:
-        data = settings[module.__name__]
-        if data == _received.get(module.__name__):
+        data, last = settings[module.__name__], _received.get(module.__name__)
+        if data == last:
             return
         _received[module.__name__] = data
         here, new = _SETTINGS[module.__name__](module), pickle.loads(data)
-        before = _applied.get(module.__name__, here)  # what a rank that stays has set itself since then stays
-        _applied[module.__name__] = new
+        # What a rank that stays has set itself since then stays.
+        before = pickle.loads(last) if last else here
         for setter, value in new.items():
             if value not in (here[setter], before[setter]):
                 call = globals()[setter] if setter in globals() else attrgetter(setter)(module)
