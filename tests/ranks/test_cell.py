@@ -476,6 +476,176 @@ def test_what_shares_objects_with_what_is_sent_comes_with_it(kept):
     assert "On the ranks, weights is a different object, and shares nothing with steps\n" in result[1]
 
 
+def test_what_shares_objects_and_is_not_in_the_cell_comes_as_well(kept):
+    kept("first = [0]\nsecond = [first]\ndef of(x=first):\n    return x")
+    assert values(kept("%%ranks 1 --keep\nfirst[0] = 1\nsecond, of()")) == [([[1]], [1])]
+    kept("first = first")
+    result = kept("%%ranks 1 --keep\nfirst")
+    assert values(result) == [[0]]
+    assert "Sent to the ranks again, since first shares objects with it: second\n" in result[1]
+    assert values(kept("%%ranks 1 --keep\nfirst is second[0], first is of()")) == [(True, True)]
+
+
+def test_closures_defaults_and_what_has_no_dictionary_are_shared_with_what_is_held(kept):
+    kept("""
+        from collections import deque
+        queue, absent, shared = deque(), object(), [0]
+        def make(x):
+            n = 0
+            def increment():
+                nonlocal n
+                n += 1
+                x[0] += 1
+                return n
+            return increment, lambda: n
+        increment, get = make(shared)
+    """)
+    assert values(
+        kept("%%ranks 1 --keep\nqueue, absent, increment(), get(), shared")[0][0:1]
+        and kept("%%ranks 1 --keep\nincrement(), get(), shared")
+    ) == [(2, 2, [2])]
+    kept("""
+        get, both = get, [queue, absent]
+        def is_absent(x=absent):
+            return x is absent
+        class Holder:
+            shared = shared
+    """)
+    cell = "increment(), get(), both[0] is queue, both[1] is absent, is_absent(), Holder.shared is shared"
+    assert values(kept(f"%%ranks 1 --keep\n{cell}")) == [(1, 1, True, True, True, True)]
+
+
+def test_what_new_values_name_of_the_ranks_is_theirs(kept):
+    kept("import random\nfrom typing import List\nclass Box:\n    n = 0\ndef f(): return 1")
+    kept("first = Box()\ncounts = {'type': List[int], 'draw': random.random, 'n': 0}")
+    assert values(kept("%%ranks 1 --keep\nBox.n, counts['n'] = 7, 5\nfirst.n, f()")) == [(7, 1)]
+    kept("second, table, others = Box(), {f: 1}, {'type': List[int], 'draw': random.random}")
+    result = kept(
+        "%%ranks 1 --keep\nothers, first.n, second.n, Box.n, type(second) is Box, table[f], counts['n']"
+    )
+    assert values(result)[0][1:] == (7, 7, 7, True, 1, 5)
+    assert "Sent" not in result[1]
+
+
+def test_arguments_of_ranks_that_stay_share_objects_with_variables(run):
+    run("from workshop_utils import rank_group\nstore = [0]\nholder = [store]")
+    run("def program(group, s):\n    holder[0][0] += 1\n    return s[0]")
+    _, printed = run("""
+        with rank_group(2) as group:
+            print(group.run(program, {"s": store}).values)
+            print(group.run(program, {"s": store}).values)
+    """)
+    assert printed == "[1, 1]\nSent to the ranks again, since s shares objects with it: holder\n[1, 1]\n"
+
+
+def test_what_a_kept_cell_assigns_counts_more_than_what_the_notebook_did_before(kept):
+    kept("%%ranks 1 --keep\n1")
+    kept("x = 0")
+    kept("%%ranks 1 --keep\nx = 7")
+    assert values(kept("%%ranks 1 --keep\nx")) == [7]
+    kept("%timeit -n 1 -r 1 x = 0")  # a variable of its own
+    assert values(kept("%%ranks 1 --keep\nx")) == [7]
+    kept("[x := 0 for _ in range(1)]")
+    assert values(kept("%%ranks 1 --keep\nx")) == [0]
+    kept("del x")
+    result = kept("%%ranks 1 --keep\nx")
+    assert values(result) == [0]
+    assert "The ranks still have what the notebook has deleted: x\n" in result[1]
+
+
+def test_sparse_tensors_are_held_and_gradients_with_a_graph_refused(kept):
+    kept("import torch\nsparse, y = torch.eye(3).to_sparse(), [1]")
+    assert values(kept("%%ranks 1 --keep\nsparse.sum().item(), y")) == [(3, [1])]
+    kept("y = [2]")
+    assert values(kept("%%ranks 1 --keep\nsparse.sum().item(), y")) == [(3, [2])]
+    kept("w = torch.ones(1, requires_grad=True)\n(w.grad,) = torch.autograd.grad(w**3, w, create_graph=True)")
+    assert "its gradient has a graph, which a rank has not" in kept("%%ranks 1 --keep\nw")[1]
+
+
+def test_nothing_is_said_to_be_sent_where_it_is_too_large(kept):
+    kept("import numpy as np\nx = 1")
+    kept("%%ranks 1 --keep\nx")
+    kept("x, p, q = 2, np.zeros(1_500_000), np.ones(1_500_000)")
+    result = kept("%%ranks 1 --keep\nx, p, q")[1]
+    assert "more than 16 MiB" in result
+    assert "Sent" not in result
+    assert "it now: x\n" in kept("%%ranks 1 --keep\nx")[1]
+
+
+def test_an_interrupt_before_anything_is_sent_changes_nothing(kept):
+    kept("""
+        import os, signal
+        x, is_interrupting = 0, False
+        class Slow:
+            def __reduce__(self):
+                if is_interrupting:
+                    os.kill(os.getpid(), signal.SIGINT)
+                return Slow, ()
+    """)
+    assert values(kept("%%ranks 1 --keep\nx = 5\nx")) == [5]
+    kept("x, is_interrupting, slow = 0, True, Slow()")
+    assert (
+        "KeyboardInterrupt: interrupted before anything was sent to the ranks"
+        in kept("%%ranks 1 --keep\nslow, x")[1]
+    )
+    kept("is_interrupting = False")
+    assert values(kept("%%ranks 1 --keep\nx")) == [0]
+
+
+def test_a_group_is_called_by_one_thread_at_a_time(run):
+    run("""
+        import threading, time
+        from workshop_utils import rank_group
+        def program(group):
+            time.sleep(0.5)
+            return 1
+        def call():
+            try:
+                found.append(group.run(program).values)
+            except Exception as error:
+                found.append(str(error))
+        found = []
+        with rank_group(1) as group:
+            group.run(program)
+            threads = [threading.Thread(target=call) for _ in range(2)]
+            for each in threads: each.start()
+            for each in threads: each.join()
+    """)
+    found = run("found")[0]
+    assert [1] in found
+    assert any("called by another thread" in each for each in found if each != [1])
+
+
+def test_modules_that_import_an_edited_one_are_new_too(kept, tmp_path, monkeypatch):
+    def write(outer, inner):
+        (tmp_path / "outer.py").write_text(f"from inner import f\ndef g(): return f() + {outer!r}\n")
+        (tmp_path / "inner.py").write_text(inner)
+
+    monkeypatch.syspath_prepend(str(tmp_path))
+    write("1", "def f(): return 'one'\nstate = {}\n")
+    kept("import importlib, inner, outer")
+    cell, reload = "%%ranks 1 --keep\nouter.g()", "importlib.reload(inner), importlib.reload(outer);"
+    assert values(kept(cell)) == ["one1"]
+    write("22", "def f(): return 'second'\nstate = {}\n")
+    kept(reload)
+    assert values(kept(cell)) == ["second22"]
+    write("22", "def f(): return 'the third'\nstate = {}\n")
+    kept(reload)
+    assert "edited" not in kept("%%ranks 1 --keep\n1")[1], "this cell uses neither"
+    assert values(kept("%%ranks 1 --keep\ninner.f(), inner.state")) == [("the third", {})]
+    result = kept(cell)
+    assert values(result) == ["the third22"]
+    assert "outer imports what was edited: ranks import it anew" in result[1]
+    assert "edited" not in kept(cell)[1]
+    kept("inner.state['a'] = 1")
+    assert "as the notebook has it now: inner.state\n" in kept("%%ranks 1 --keep\ninner.state")[1]
+    write("22", "def f() return\n")
+    assert "inner was edited, and ranks cannot import it" in kept(cell)[1]
+    assert values(kept("%%ranks 1 --keep\n1")) == [1]
+    (tmp_path / "inner.py").unlink()
+    assert "No such file" in kept(cell)[1]
+
+
 def test_an_edited_module_is_new_on_ranks_that_stay(kept, tmp_path, monkeypatch):
     (tmp_path / "edited.py").write_text("RATE = 1\ndef rate(): return 'old', RATE\n")
     monkeypatch.syspath_prepend(str(tmp_path))

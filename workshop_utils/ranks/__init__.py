@@ -20,6 +20,7 @@ import functools
 import math
 import pickle
 import sys
+import threading
 import time
 from collections.abc import Callable, Collection, Iterator, Mapping
 from pathlib import Path
@@ -138,6 +139,7 @@ class RankGroup:
         self._local = Local(network=link, emulated_device=emulated_device)
         self._run: RanksRun | None = None
         self._held = Held()
+        self._calling = threading.Lock()
 
     def run(
         self, program: Callable[..., Any], arguments: Mapping[str, Any] | None = None, timeout: str = "60s"
@@ -170,6 +172,25 @@ class RankGroup:
 
         `rebound` are names that the notebook has assigned since the last cell, perhaps to the value that they had.
         """
+        if not self._calling.acquire(blocking=False):
+            raise JobError(
+                "these ranks are being called by another thread: wait for it, or begin a group for each"
+            )
+        try:
+            return self._launch(program, arguments, timeout, stays, cell, names, rebound)
+        finally:
+            self._calling.release()
+
+    def _launch(
+        self,
+        program: Callable[..., Any] | None,
+        arguments: Mapping[str, Any],
+        timeout: str,
+        stays: bool,
+        cell: packing.Cell | None,
+        names: Collection[str],
+        rebound: Collection[str],
+    ) -> Results:
         began, (ranks, _, framework, _) = time.perf_counter(), self.options
         if self.is_over:
             raise JobError("the block of rank_group has ended, and its ranks with it: call them in the block")
@@ -188,15 +209,18 @@ class RankGroup:
             timeout=timeout,
         )
         own = {*TWINS, GROUPS[framework], "rank", "size"} if cell else ()
-        cargo = packing.gathered(program, arguments, names, own)
-        variables, modules = self._held.missing(cargo, rebound)
-        for note in sorted(set().union(*(cargo.notes[each] for each in ("", *variables)))):
-            print(note)
-        call = packing.packed(program, arguments, variables)
-        texts = packing.texts_in(call)
-        request = packing.request(call, texts, modules, framework, cell)
+        was_sent = False
         try:
-            run = self._run
+            cargo = packing.gathered(program, arguments, names, own)
+            variables, modules, remarks = self._held.missing(cargo, names, rebound, arguments)
+            call = packing.packed(program, arguments, variables, cargo.aliases, self._held.named(variables))
+            pickles = [each for _, attributes in modules.values() for each in attributes.values()]
+            texts = set[str]().union(*map(packing.texts_in, [call, *pickles]))
+            request = packing.request(call, texts, modules, framework, cell)
+            notes = set[str]().union(*(cargo.notes.get(each, ()) for each in ("", *variables)))
+            for line in [*remarks, *sorted(notes), *packing.apart(variables)]:
+                print(line)
+            was_sent, run = True, self._run
             if run is None:
                 run = self._start(job, texts, request, stays)
             else:
@@ -206,16 +230,20 @@ class RankGroup:
             results, bound = _results(run, began, cell is not None)
             self._held.note_bound(bound)
         except KeyboardInterrupt as error:
-            ended = self._run  # an interrupt may come before `run` is known
-            self.stop()
-            reason = ended.reason if ended else "interrupted before the ranks had begun"
-            text = f"KeyboardInterrupt: {reason}\n{GONE if stays else ''}".strip()
+            reason, gone = "interrupted before anything was sent to the ranks", ""
+            if was_sent:
+                ended = self._run  # an interrupt may come before `run` is known
+                self.stop()
+                reason = ended.reason if ended else "interrupted before the ranks had begun"
+                gone = GONE if stays else ""
+            text = f"KeyboardInterrupt: {reason}\n{gone}".strip()
             error._render_traceback_ = lambda: [text]  # type: ignore[attr-defined]  # what a notebook shows of it
             raise
         except JobError:  # before anything began
             raise
         except BaseException:
-            self.stop()
+            if was_sent:
+                self.stop()
             raise
         if not stays:
             self.stop()

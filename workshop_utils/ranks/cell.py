@@ -53,9 +53,11 @@ def _assigned(source: str, flags: int) -> set[str]:
         ]
         names.update(each.argval for each in stores)
         for node in ast.walk(ast.parse(source)):
+            if isinstance(node, ast.NamedExpr):  # also in a comprehension
+                names.add(node.target.id)
             if isinstance(node, ast.Call) and ast.unparse(node.func).startswith("get_ipython().run_"):
                 texts = [each.value for each in node.args if isinstance(each, ast.Constant)]
-                if texts[:1] and texts[0] in ("time", "timeit", "capture", "prun"):  # which run it here
+                if texts[:1] and texts[0] in ("time", "capture", "prun"):  # which run it here
                     names |= _assigned(str(texts[-1]), flags)
     return names
 
@@ -111,7 +113,8 @@ def register(shell: Any) -> None:
                 )
             chosen = [*theirs]
         elif options.keep and kept.group:  # earlier ones have ended by themselves
-            chosen = [each or other for each, other in zip(chosen, kept.group.options, strict=True)]
+            theirs = kept.group.options
+            chosen = [other if each is None else each for each, other in zip(chosen, theirs, strict=True)]
         # Below the magic's own line, and empty ones: line numbers are to be those that the notebook shows.
         above = cell[: len(cell) - len(cell.lstrip())].count("\n") + 1
         source = "\n" * above + shell.transform_cell(cell)
@@ -131,8 +134,8 @@ def register(shell: Any) -> None:
         # A cell seldom reads a variable that it assigns first, so such a one is no reason to refuse.
         names = [
             each
-            for each in sorted(used & shell.user_ns.keys())
-            if each not in assigned or packing.travels(shell.user_ns[each])
+            for each in sorted(used)
+            if each not in assigned or (each in shell.user_ns and packing.travels(shell.user_ns[each]))
         ]
         group, rebound = kept.group, set[str]()
         if options.keep and group and group.has_ranks:
@@ -146,13 +149,14 @@ def register(shell: Any) -> None:
         if options.keep:
             kept.group, kept.number = group, shell.execution_count
         sent = (source, name, GROUPS[chosen[2]], flags)
-        parts = packing.parts_used(code, [shell.user_ns[each] for each in names])
+        parts = packing.parts_used(code, [shell.user_ns.get(each) for each in names])
         try:
             results = group.launch(
                 None, {"parts": parts}, options.timeout, options.keep, sent, names, rebound
             )
-        except JobError:  # nothing was begun
-            kept.group, kept.number = before
+        except BaseException as error:
+            if isinstance(error, JobError) or group.has_ranks:  # nothing was begun
+                kept.group, kept.number = before
             raise
         return None if _ends_in_semicolon(source) else results
 
@@ -163,7 +167,8 @@ def register(shell: Any) -> None:
                 "%ranks knows `%ranks stop`, which ends the ranks that stay; a cell for ranks begins with %%ranks 4"
             )
         there = kept.group if kept.group and kept.group.has_ranks else None
-        print(f"{there.options[0]} ranks have ended." if there else "No ranks stay.")
+        count = there.options[0] if there else 0
+        print(f"{count} rank{'s have' if count > 1 else ' has'} ended." if there else "No ranks stay.")
         if there:
             there.stop()
         kept.group = None

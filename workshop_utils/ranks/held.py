@@ -4,11 +4,15 @@ from __future__ import annotations
 
 import functools
 import sys
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from types import FunctionType, ModuleType
 from typing import Any
 
+from workshop_utils.jobs import JobError
 from workshop_utils.ranks import packing
+
+# By module whether ranks import it anew, and its attributes as pickles; a module comes after those that it imports.
+Modules = dict[str, tuple[bool, dict[str, bytes]]]
 
 
 class Held:
@@ -21,30 +25,34 @@ class Held:
         self._rebound: set[str] = set()  # those that the notebook has assigned since
         self._attributes: dict[str, dict[str, bytes]] = {}
         self._sources: dict[str, bytes] = {}
+        self._outdated: set[str] = set()  # modules that were edited, and those that import them
 
     def missing(
-        self, cargo: packing.Cargo, rebound: Collection[str]
-    ) -> tuple[dict[str, Any], dict[str, tuple[bool, dict[str, bytes]]]]:
-        """Variables, and attributes of modules, that are to be sent; a line names what the ranks had already."""
+        self,
+        cargo: packing.Cargo,
+        names: Iterable[str],
+        rebound: Collection[str],
+        arguments: Mapping[str, Any],
+    ) -> tuple[dict[str, Any], Modules, list[str]]:
+        """What is to be sent for a call with `arguments`, or a cell that uses `names`: variables, and modules.
+
+        The sentences that come third tell of what the ranks had already.
+
+        Raises:
+            JobError: if a module was edited so that no rank can import it.
+        """
         self._rebound |= {*rebound}
-        edited = {each for each, text in self._sources.items() if packing.source_of(each) != text}
-        modules = {}
-        for module in sorted(edited):
-            print(
-                f"{module} was edited: ranks import it anew; what they made of it before keeps its old code"
-            )
-        for module, pickles in packing.attributes_of(set[str]().union(*cargo.homes.values())).items():
-            before = {} if module in edited else self._attributes.get(module, {})
-            changed = {name: each for name, each in pickles.items() if before.get(name) != each}
-            modules[module] = (module in edited, changed)
-        variables, again, kept = {}, [], []
+        modules, again, remarks = self._missing_modules(cargo)
+        variables, kept, main = {}, [], vars(sys.modules["__main__"])
         for name, value in cargo.variables.items():
             is_new, is_module = name not in self._values, isinstance(value, ModuleType)
-            is_code = isinstance(value, FunctionType | type) and cargo.homes[name] & edited
+            is_code = isinstance(value, FunctionType | type)
+            home, attribute = cargo.aliases.get(name, ("", ""))
             if (
                 is_new
                 or self._values[name] is not value
-                or is_code
+                or (is_code and any(modules[each][0] for each in cargo.homes[name]))
+                or (home and attribute in modules[home][1])
                 or (name in self._rebound and not is_module)
             ):
                 variables[name] = value
@@ -52,41 +60,85 @@ class Held:
             elif name not in self._bound:
                 digests = {self._digests[name], packing.digest(value)}
                 kept += [name] if len(digests) == 2 and b"" not in digests else []
-        if again:
-            print(f"Sent to the ranks again, as the notebook has it now: {', '.join(again)}")
-        if kept:
-            print(
-                f"The ranks still have the old value, until the notebook assigns it again: {', '.join(kept)}"
-            )
-        return self._with_sharers(variables), modules
+        deleted = [each for each in names if each in self._values.keys() - main.keys() - self._bound]
+        told = {
+            "Sent to the ranks again, as the notebook has it now": again,
+            "The ranks still have the old value, until the notebook assigns it again": kept,
+            "The ranks still have what the notebook has deleted": deleted,
+        }
+        remarks += [f"{text}: {', '.join(each)}" for text, each in told.items() if each]
+        return self._with_sharers(variables, arguments, remarks), modules, remarks
 
-    def _with_sharers(self, variables: dict[str, Any]) -> dict[str, Any]:
+    def _missing_modules(self, cargo: packing.Cargo) -> tuple[Modules, list[str], list[str]]:
+        """Modules, names of attributes that are sent again, and sentences."""
+        states = packing.attributes_of(set[str]().union(*cargo.homes.values()))
+        edited = {each for each, text in self._sources.items() if packing.source_of(each) != text}
+        waiting = [*(self._outdated | edited)]
+        for module in waiting:  # which grows
+            waiting += [
+                each for each in self._sources if each not in waiting and module in packing.imports_of(each)
+            ]
+        self._outdated = {*waiting}
+        modules, again, remarks = Modules(), list[str](), []
+        for module in packing.with_imports_first(states):
+            is_old = module in self._outdated
+            if is_old:
+                if problem := packing.import_problem(module):
+                    raise JobError(f"{module} was edited, and ranks cannot import it: {problem}")
+                why = "was edited" if module in edited else "imports what was edited"
+                remarks.append(
+                    f"{module} {why}: ranks import it anew; what they made of it before keeps its old code"
+                )
+            before = {} if is_old else self._attributes.get(module, {})
+            changed = {name: each for name, each in states[module].items() if before.get(name) != each}
+            again += [f"{module}.{name}" for name in changed if name in before]
+            modules[module] = (is_old, changed)
+        return modules, again, remarks
+
+    def _with_sharers(
+        self, variables: dict[str, Any], arguments: Mapping[str, Any], remarks: list[str]
+    ) -> dict[str, Any]:
         """`variables` with those held that share objects with them, as an optimizer does with its model."""
-        main, waiting = vars(sys.modules["__main__"]), [*variables] if self._values else []
+        main, named = vars(sys.modules["__main__"]), self.named(variables)
         objects_of = functools.cache(lambda name: packing.objects_in(self._values[name]))
-        for name in waiting:  # which grows
-            own = packing.objects_in(variables[name])
+        waiting = [*arguments.items(), *variables.items()] if self._values else []
+        for name, sent in waiting:  # which grows
+            objects = packing.objects_in(sent)  # alive, or another object would have the same id
+            own = objects.keys() - named.keys()
             for other, value in self._values.items():
                 is_here = other not in variables and other in main and main[other] is value
-                if own and is_here and own.keys() & objects_of(other).keys():
+                if own and is_here and own & objects_of(other).keys():
                     if other in self._bound:
-                        print(f"On the ranks, {other} is a different object, and shares nothing with {name}")
+                        remarks.append(
+                            f"On the ranks, {other} is a different object, and shares nothing with {name}"
+                        )
                         continue
-                    print(f"Sent to the ranks again, since {name} shares objects with it: {other}")
+                    remarks.append(f"Sent to the ranks again, since {name} shares objects with it: {other}")
                     variables[other] = value
-                    waiting.append(other)
+                    named.pop(id(value), None)
+                    waiting.append((other, value))
         return variables
 
-    def note_sent(
-        self, variables: Mapping[str, Any], modules: Mapping[str, tuple[bool, dict[str, bytes]]]
-    ) -> None:
+    def named(self, variables: Collection[str]) -> dict[int, str]:
+        """The names, by their ids, of functions and classes that the ranks hold, and that are not in `variables`."""
+        main = vars(sys.modules["__main__"])
+        return {
+            id(value): name
+            for name, value in self._values.items()
+            if packing.is_notebooks(value)
+            and main.get(name) is value
+            and name not in {*variables, *self._bound}
+        }
+
+    def note_sent(self, variables: Mapping[str, Any], modules: Modules) -> None:
         """Note what the ranks have got."""
         self._values |= variables
         self._digests |= {name: packing.digest(value) for name, value in variables.items()}
         self._bound -= variables.keys()
         self._rebound -= variables.keys()
-        for module, (_, attributes) in modules.items():
-            self._attributes.setdefault(module, {}).update(attributes)
+        self._outdated -= modules.keys()
+        for module, (is_new, attributes) in modules.items():
+            self._attributes[module] = ({} if is_new else self._attributes.get(module, {})) | attributes
             self._sources[module] = packing.source_of(module)
 
     def note_bound(self, bound: Collection[str]) -> None:
@@ -94,3 +146,4 @@ class Held:
         main = vars(sys.modules["__main__"])
         self._values |= {name: main.get(name) for name in bound}
         self._bound.update(bound)
+        self._rebound -= {*bound}

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import contextlib
+import copy
 import copyreg
 import dis
 import functools
@@ -22,9 +23,11 @@ import sys
 from collections import ChainMap
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
+from datetime import date, timedelta
+from datetime import time as datetime_time
 from enum import Enum
-from pathlib import Path
-from types import CellType, CodeType, FunctionType, MethodType, ModuleType
+from pathlib import Path, PurePath
+from types import CellType, CodeType, FunctionType, MappingProxyType, MethodType, ModuleType
 from typing import Any, ClassVar, NewType
 from weakref import WeakKeyDictionary, WeakValueDictionary
 
@@ -62,11 +65,13 @@ class Cargo:
     Attributes:
         variables: of `__main__`, by name, also those that functions of the notebook use.
         homes: the user's own modules, files beside the notebook, that each of them needs; by "" the program's.
+        aliases: the module among these, and its attribute, that a variable was imported from.
         notes: what is otherwise on a rank, in sentences, by the variable; by "" the program's.
     """
 
     variables: dict[str, Any] = field(default_factory=dict)
     homes: dict[str, set[str]] = field(default_factory=dict)
+    aliases: dict[str, tuple[str, str]] = field(default_factory=dict)
     notes: dict[str, set[str]] = field(default_factory=dict)
 
 
@@ -105,15 +110,37 @@ def gathered(
             if each in cargo.variables:
                 ordered.setdefault(each, main[each])
     cargo.variables = ordered
+    for module in set[str]().union(*cargo.homes.values()):
+        attributes = {id(each): name for name, each in vars(sys.modules[module]).items() if _can_change(each)}
+        imported = [name for name, each in ordered.items() if id(each) in attributes]
+        cargo.aliases |= {name: (module, attributes[id(ordered[name])]) for name in imported}
     return cargo
 
 
-def packed(program: Any, arguments: Mapping[str, Any], variables: Mapping[str, Any]) -> bytes:
-    """A call, or with `program` None a cell's variables, as a pickle. Raises JobError if it is too large."""
+def packed(
+    program: Any,
+    arguments: Mapping[str, Any],
+    variables: Mapping[str, Any],
+    aliases: Mapping[str, tuple[str, str]],
+    named: Mapping[int, str],
+) -> bytes:
+    """A call, or with `program` None a cell's variables, as a pickle.
+
+    Args:
+        aliases: see `Cargo`.
+        named: functions and classes that the rank has already, by their ids, with their names there.
+
+    Raises:
+        JobError: if it is too large.
+    """
+    bindings = [
+        _Binding(name, _Attribute(*aliases[name]) if name in aliases else value)
+        for name, value in variables.items()
+    ]
     try:
         with _by_value(program):
-            whole = ([*map(_Binding, variables.items())], program, dict(arguments))
-            return _Pickler(whole, [*arguments.values(), *variables.values()]).pickle
+            whole = (bindings, program, dict(arguments))
+            return _Pickler(whole, [*arguments.values(), *variables.values()], named).pickle
     except Exception as error:
         raise JobError(_refusal(program, {**arguments, **variables}, error)) from None
 
@@ -145,7 +172,7 @@ def attributes_of(modules: Iterable[str]) -> dict[str, dict[str, bytes]]:
             continue
         attributes = [(name, each) for name, each in vars(sys.modules[module]).items() if name[:2] != "__"]
         if is_installed(module):
-            attributes = [each for each in attributes if _is_notebooks(each[1])]
+            attributes = [each for each in attributes if is_notebooks(each[1])]
         for name, value in attributes:  # which grows
             with contextlib.suppress(Exception):  # whatever its own __reduce__ raises
                 pickler = _Pickler(value)
@@ -154,9 +181,7 @@ def attributes_of(modules: Iterable[str]) -> dict[str, dict[str, bytes]]:
                     states[module][name] = pickler.pickle
             if isinstance(value, type) and value.__module__ == module:
                 methods = vars(value).items()
-                attributes += [
-                    (f"{name}.{each}", method) for each, method in methods if _is_notebooks(method)
-                ]
+                attributes += [(f"{name}.{each}", method) for each, method in methods if is_notebooks(method)]
     return states
 
 
@@ -176,7 +201,56 @@ def _is_older(module: ModuleType) -> bool:
     return not {each for each in codes if each.co_filename == file}.issubset(now)
 
 
-def _is_notebooks(value: Any) -> bool:
+def imports_of(module: str) -> set[str]:
+    """The modules that one of the user's holds, or whose functions and classes it holds."""
+    values = vars(sys.modules.get(module, ModuleType(module))).values()
+    return {
+        str(each.__name__ if isinstance(each, ModuleType) else each.__module__)
+        for each in values
+        if isinstance(each, ModuleType | FunctionType | type)
+    } - {module}
+
+
+def with_imports_first(modules: Collection[str]) -> list[str]:
+    """`modules`, each after those of them that it imports."""
+    ordered: dict[str, None] = {}
+
+    def add(module: str, around: tuple[str, ...]) -> None:
+        for each in imports_of(module) & {*modules} - {*around, *ordered}:
+            add(each, (*around, each))
+        ordered.setdefault(module)
+
+    for module in modules:
+        add(module, (module,))
+    return [*ordered]
+
+
+def import_problem(module: str) -> str:
+    """Why the file of a module that was imported cannot be imported again; "" if it can be compiled."""
+    file = getattr(sys.modules.get(module), "__file__", None) or ""
+    try:
+        compile(Path(file).read_bytes(), file, "exec", dont_inherit=True)
+    except OSError as error:
+        return f"{file}: {error.strerror}"
+    except (SyntaxError, ValueError) as error:
+        return f"{file}, line {getattr(error, 'lineno', 1)}: {getattr(error, 'msg', error)}"
+    return ""
+
+
+def apart(variables: Mapping[str, Any]) -> list[str]:
+    """Sentences on arrays that share memory in the notebook, and do not on a rank."""
+    wholes = _wholes(variables.values())
+    arrays = [(name, each) for name, each in variables.items() if isinstance(each, np.ndarray)]
+    sentences = []
+    for (name, one), (other, two) in itertools.combinations(arrays, 2):
+        roots = {id(each if each.base is None else each.base) for each in (one, two)}
+        are_parts = len(roots) == 1 and roots <= wholes
+        if one is not two and np.may_share_memory(one, two) and not are_parts:
+            sentences.append(f"{name} and {other} share memory in the notebook, and do not on a rank.")
+    return sentences
+
+
+def is_notebooks(value: Any) -> bool:
     """Whether it is a function or a class of the notebook, which may have put it into a module, too."""
     # By its type: some objects of PyTorch warn when they are asked for their class.
     return issubclass(type(value), FunctionType | type) and value.__module__ == "__main__"
@@ -193,20 +267,51 @@ def digest(value: Any) -> bytes:
 def objects_in(value: Any) -> dict[Any, Any]:
     """The objects in `value` that can change, by what two values have in common if they share one.
 
-    Functions and classes are not looked into. Nothing is found in what cannot be pickled any more.
+    The notebook's functions and classes are among them; those inside others are looked into if they are functions.
+    Nothing is found in what cannot be pickled any more.
     """
-    try:
-        memo = _Digested([value]).memo.copy().values()
-    except Exception:  # whatever its own __reduce__ raises
-        return {}
-    return {_identity(each): each for _, each in memo if _can_change(each)}
+    objects: dict[Any, Any] = {}
+    waiting = [value]
+    for each in waiting:  # which grows
+        if is_notebooks(each):
+            objects[id(each)] = each
+            waiting += vars(each).values()
+            if isinstance(each, FunctionType):
+                cells = each.__closure__ or ()
+                objects |= {id(cell): cell for cell in cells}
+                waiting += [cell.cell_contents for cell in cells if cell != CellType()]
+                waiting += [*(each.__defaults__ or ()), *(each.__kwdefaults__ or {}).values()]
+            continue
+        with contextlib.suppress(Exception):  # whatever its own __reduce__ raises
+            pickler = _Digested([each])
+            memo = [found for _, found in pickler.memo.copy().values()]
+            objects |= {_identity(found): found for found in memo if _can_change(found)}
+            named = [found for found in pickler.named if is_notebooks(found) and id(found) not in objects]
+            objects |= {id(found): found for found in named}
+            waiting += [found for found in named if isinstance(found, FunctionType)]
+    return objects
 
 
 def _can_change(value: Any) -> bool:
+    """Whether two variables that share it must do so on a rank, too; functions and classes have names there."""
     if isinstance(value, list | dict | set | bytearray | np.ndarray):
         return True
-    named = FunctionType | type | ModuleType | Enum | logging.Logger
-    return hasattr(value, "__dict__") and not isinstance(value, named)
+    named = FunctionType | type | ModuleType | Enum | logging.Logger | NewType
+    fixed = np.generic | PurePath | date | datetime_time | timedelta
+    if isinstance(value, named | fixed) or type(value).__module__ == "typing" or _rank_has_its_own(value):
+        return False
+    try:
+        return hasattr(value, "__dict__") or copy.copy(value) is not value  # as of what cannot change
+    except Exception:  # whatever its own __copy__ raises
+        return False
+
+
+def _rank_has_its_own(value: Any) -> tuple[ModuleType, str] | None:
+    """The module and the attribute of RANKS_OWN that `value` is."""
+    for module, name in RANKS_OWN.items():
+        if module in sys.modules and value is getattr(sys.modules[module], name, None):
+            return sys.modules[module], name
+    return None
 
 
 def _identity(value: Any) -> Any:
@@ -214,7 +319,9 @@ def _identity(value: Any) -> Any:
     while isinstance(value, np.ndarray) and isinstance(value.base, np.ndarray):
         value = value.base
     tensor: Any = getattr(sys.modules.get("torch"), "Tensor", ())
-    storage = value.untyped_storage().data_ptr() if isinstance(value, tensor) else 0
+    storage = 0
+    with contextlib.suppress(NotImplementedError, RuntimeError):  # sparse tensors have none
+        storage = value.untyped_storage().data_ptr() if isinstance(value, tensor) else 0
     return ("storage", storage) if storage else id(value)
 
 
@@ -319,11 +426,20 @@ def _wholes(values: Iterable[Any]) -> set[int]:
     }
 
 
+@dataclass
 class _Binding:
     """A variable, which is bound on the rank before the next is made: a base before what it hears of subclasses."""
 
-    def __init__(self, item: tuple[str, Any]) -> None:
-        self.item = item
+    name: str
+    value: Any
+
+
+@dataclass
+class _Attribute:
+    """What an attribute of one of the user's modules is on the rank."""
+
+    module: str
+    name: str
 
 
 def _reduced_code(code: CodeType) -> Any:
@@ -349,8 +465,7 @@ def _reduced_new_type(kind: NewType) -> Any:
 _REDUCERS: dict[type, Callable[[Any], Any]] = {
     _RanksMain: lambda _: (vars, (sys.modules["__main__"],)),
     CodeType: _reduced_code,
-    functools._lru_cache_wrapper: _reduced_cache,
-    NewType: _reduced_new_type,
+    _Attribute: lambda value: (getattr, (sys.modules[value.module], value.name)),
     # Before Python 3.12 it holds a lock.
     functools.cached_property: lambda value: (type(value), (value.func,), {"attrname": value.attrname}),
 }
@@ -367,20 +482,24 @@ class _Pickler(cloudpickle.Pickler):
 
     dispatch_table: ClassVar[Any] = ChainMap(_REDUCERS, *cloudpickle.Pickler.dispatch_table.maps)
 
-    def __init__(self, value: Any, beside: Iterable[Any] = ()) -> None:
+    def __init__(
+        self, value: Any, beside: Iterable[Any] = (), named: Mapping[int, str] = MappingProxyType({})
+    ) -> None:
         file = _Limited()
         super().__init__(file, protocol=pickle.HIGHEST_PROTOCOL)
         self.names, self.modules, self.notes = set[str](), set[str](), set[str]()
         self._main = vars(sys.modules["__main__"])
         self.globals_ref[id(self._main)] = _RanksMain()
         self._wholes, self._storages = _wholes(beside), dict[Any, Any]()
-        self._value, self._cells = value, dict[int, CellType]()
+        self._value, self._cells, self._named = value, dict[int, CellType](), named
         self.dump(value)
         self.pickle = file.getvalue()
 
     def reducer_override(self, value: Any) -> Any:
         if isinstance(value, _Binding):
-            return operator.setitem, (self.globals_ref[id(self._main)], *value.item)
+            return operator.setitem, (self.globals_ref[id(self._main)], value.name, value.value)
+        if name := self._named.get(id(value)):
+            return operator.getitem, (self.globals_ref[id(self._main)], name)
         # Of IPython, whose import would take a second.
         if isinstance(value, FunctionType) and str(value.__module__).startswith("IPython."):
             names = {"_modified_open": "open", "display": "display"}
@@ -388,9 +507,12 @@ class _Pickler(cloudpickle.Pickler):
                 return getattr, (sys.modules["builtins"], names[value.__name__])
         if type(value).__name__ in ("ExitAutocall", "ZMQExitAutocall"):
             return getattr, (sys.modules["builtins"], "exit")
-        for module, name in RANKS_OWN.items():
-            if value is getattr(sys.modules.get(module), name, None):
-                return getattr, (sys.modules[module], name)
+        if found := _rank_has_its_own(value):
+            return getattr, found
+        if isinstance(value, functools._lru_cache_wrapper):
+            return _reduced_cache(value)
+        if isinstance(value, NewType):
+            return _reduced_new_type(value)
         # cloudpickle would send what is in it
         if isinstance(value, io.IOBase) and not isinstance(value, io.BytesIO | io.StringIO):
             raise TypeError("it is an open file")
@@ -400,7 +522,11 @@ class _Pickler(cloudpickle.Pickler):
             offset = value.__array_interface__["data"][0] - value.base.__array_interface__["data"][0]
             return type(value), (value.shape, value.dtype, value.base, offset, value.strides)
         tensor: Any = getattr(sys.modules.get("torch"), "Tensor", ())
+        if isinstance(value, tensor) and value._backward_hooks:
+            self.notes.add("Hooks of tensors stay in the notebook: register them again on the ranks.")
         if isinstance(value, tensor) and value.is_leaf and value.grad is not None:
+            if value.grad.grad_fn is not None:
+                raise TypeError("its gradient has a graph, which a rank has not; detach the gradient")
             plain = type(value).__name__ == "Tensor"
             reduced = self._reduced_tensor(value) if plain else value.__reduce_ex__(pickle.HIGHEST_PROTOCOL)
             return *reduced[:2], value.grad, None, None, tensor.grad.__set__  # PyTorch leaves it out
@@ -441,7 +567,7 @@ class _Pickler(cloudpickle.Pickler):
         if module != "__main__":
             is_named = isinstance(value, ModuleType) or reduced is NotImplemented
             if is_named and module in sys.modules:
-                put_in = [each for each in vars(sys.modules[module]).values() if _is_notebooks(each)]
+                put_in = [each for each in vars(sys.modules[module]).values() if is_notebooks(each)]
                 codes = [each.__code__ for each in put_in if isinstance(each, FunctionType)]
                 self.names |= self._main.keys() & set[str]().union(*map(globals_of, codes))
                 self.modules |= {module} if put_in or not is_installed(module) else set()
@@ -469,8 +595,15 @@ class _Pickler(cloudpickle.Pickler):
 class _Digested(_Pickler):
     """A pickle in which functions and classes are but themselves: each time cloudpickle may write them otherwise."""
 
+    def __init__(self, value: Any) -> None:
+        self.named: list[Any] = []
+        super().__init__(value)
+
     def persistent_id(self, value: Any) -> int | None:
-        return id(value) if isinstance(value, FunctionType | type) and value is not self._value else None
+        if not isinstance(value, FunctionType | type) or value is self._value:
+            return None
+        self.named.append(value)
+        return id(value)
 
 
 def _refusal(program: Any, arguments: Mapping[str, Any], error: Exception) -> str:
@@ -500,9 +633,7 @@ def _variables(program: Any, arguments: Mapping[str, Any]) -> Iterator[tuple[str
             waiting += [(name, each) for each in vars(value).values() if isinstance(each, FunctionType)]
         elif not isinstance(value, FunctionType):
             yield name, value
-        elif (
-            isinstance(value, FunctionType) and value not in seen and not is_installed(str(value.__module__))
-        ):
+        elif value not in seen and not is_installed(str(value.__module__)):
             seen.add(value)
             used = globals_of(value.__code__) & value.__globals__.keys()
             waiting += [(each, value.__globals__[each]) for each in used]
