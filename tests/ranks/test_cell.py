@@ -637,6 +637,15 @@ def test_modules_that_import_an_edited_one_are_new_too(kept, tmp_path, monkeypat
     assert values(result) == ["the third22"]
     assert "outer imports what was edited: ranks import it anew" in result[1]
     assert "edited" not in kept(cell)[1]
+    write("22", "def f(): return 'the third'\nstate = {'constants': 'too'}\n")
+    for _ in range(2):
+        result = kept("%%ranks 1 --keep\ninner.state")
+        assert values(result) == [{"constants": "too"}]
+        assert "inner has changed since the notebook imported it; ranks have it as it is now\n" in result[1]
+    kept(reload)
+    result = kept("%%ranks 1 --keep\ninner.state")
+    assert values(result) == [{"constants": "too"}]
+    assert "changed" not in result[1]
     kept("inner.state['a'] = 1")
     assert "as the notebook has it now: inner.state\n" in kept("%%ranks 1 --keep\ninner.state")[1]
     write("22", "def f() return\n")

@@ -25,6 +25,12 @@ class Held:
         self._rebound: set[str] = set()  # those that the notebook has assigned since
         self._attributes: dict[str, dict[str, bytes]] = {}
         self._sources: dict[str, bytes] = {}
+        self._imports: dict[
+            str, Any
+        ] = {}  # what a reload in the notebook replaces, when both had the same file
+        self._unread: set[str] = (
+            set()
+        )  # modules that were edited, and that the notebook has not reloaded since
         self._outdated: set[str] = set()  # modules that were edited, and those that import them
 
     def missing(
@@ -71,8 +77,10 @@ class Held:
 
     def _missing_modules(self, cargo: packing.Cargo) -> tuple[Modules, list[str], list[str]]:
         """Modules, names of attributes that are sent again, and sentences."""
-        states = packing.attributes_of(set[str]().union(*cargo.homes.values()))
         edited = {each for each, text in self._sources.items() if packing.source_of(each) != text}
+        unread = self._unread | edited
+        self._unread = {each for each in unread if packing.import_of(each) is self._imports[each]}
+        states = packing.attributes_of(set[str]().union(*cargo.homes.values()), self._unread)
         waiting = [*(self._outdated | edited)]
         for module in waiting:  # which grows
             waiting += [
@@ -140,6 +148,8 @@ class Held:
         for module, (is_new, attributes) in modules.items():
             self._attributes[module] = ({} if is_new else self._attributes.get(module, {})) | attributes
             self._sources[module] = packing.source_of(module)
+            if module not in self._unread:
+                self._imports[module] = packing.import_of(module)
 
     def note_bound(self, bound: Collection[str]) -> None:
         """Note the names that ranks have bound: their values count until the notebook binds them."""

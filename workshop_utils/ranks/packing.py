@@ -159,15 +159,18 @@ def _by_value(program: Any) -> Iterator[None]:
         cloudpickle.unregister_pickle_by_value(module)
 
 
-def attributes_of(modules: Iterable[str]) -> dict[str, dict[str, bytes]]:
-    """The attributes, as pickles, of modules and of those of the user's that they use; not what cannot be pickled."""
+def attributes_of(modules: Iterable[str], edited: Collection[str] = ()) -> dict[str, dict[str, bytes]]:
+    """The attributes, as pickles, of modules and of those of the user's that they use; not what cannot be pickled.
+
+    Of modules that were `edited` since the notebook imported them there are none: ranks have what is in their files.
+    """
     states: dict[str, dict[str, bytes]] = {}
     waiting = [*modules]
     for module in waiting:  # which grows
         if module in states:
             continue
         states[module] = {}
-        if not is_installed(module) and _is_older(sys.modules[module]):
+        if module in edited or (not is_installed(module) and _is_older(sys.modules[module])):
             print(f"{module} has changed since the notebook imported it; ranks have it as it is now")
             continue
         attributes = [(name, each) for name, each in vars(sys.modules[module]).items() if name[:2] != "__"]
@@ -330,6 +333,13 @@ def source_of(module: str) -> bytes:
     with contextlib.suppress(OSError, TypeError):
         return Path(getattr(sys.modules.get(module), "__file__", "")).read_bytes()
     return b""
+
+
+def import_of(module: str) -> Any:
+    """What stays the same until a module is reloaded; autoreload does that whenever its file has changed."""
+    if "IPython.extensions.autoreload" in sys.modules:
+        return object()
+    return getattr(sys.modules.get(module), "__spec__", None)
 
 
 def loaded(data: bytes) -> Any:
