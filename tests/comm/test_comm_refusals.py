@@ -65,6 +65,15 @@ def test_an_array_to_receive_into_that_is_not_contiguous_is_refused(run, into):
         run(2, program)
 
 
+@pytest.mark.parametrize("run", [simulate, threads.run])
+@pytest.mark.parametrize("message", [5, [1.0], None])
+def test_what_is_no_array_is_refused(run, message):
+    with pytest.raises(
+        TypeError, match=r"messages are NumPy arrays, such as np.array\(\[1.0\]\), and this is"
+    ):
+        run(2, lambda communicator: communicator.send(1 - communicator.rank, message))
+
+
 @pytest.mark.parametrize("is_buffered", [True, False])
 @pytest.mark.parametrize("leaves", [True, False])
 def test_threads_that_can_only_wait_for_each_other_are_refused_before_their_time_is_over(is_buffered, leaves):

@@ -282,8 +282,11 @@ def _row(array: Array, may_copy: bool) -> Array:
     """`array` with one dimension: a view, or where that is allowed a copy.
 
     Raises:
+        TypeError: if it is no array.
         ValueError: if it is not contiguous and may not be copied.
     """
+    if not isinstance(array, np.ndarray | np.generic):
+        raise TypeError(f"messages are NumPy arrays, such as np.array([1.0]), and this is {array!r}")
     if array.ndim == 1 and array.size != 1 and array.flags.c_contiguous:
         return array
     row = array.reshape(()).reshape(-1) if array.size == 1 else array.reshape(-1)
