@@ -745,6 +745,10 @@ def test_a_class_that_comes_back_is_not_told_to_its_bases_again(run, shell):
 def test_hints_help_with_what_tutorials_write(run):
     cell = "{}\nimport torch.distributed as dist\ndist.init_process_group('gloo')"
     assert "\nRanks have joined it already: leave" in run(cell.format("%%ranks 2 --framework torch"))[1]
+    assert (
+        "\nBegin the cell with `--framework torch`, which does it"
+        in run("%%ranks 1\nimport torch.distributed as dist\ndist.get_rank()")[1]
+    )
     run("class Unnamed:\n    pass\nimport pickle\npickled = pickle.dumps(Unnamed())")
     assert "\nA rank has what its cell names: name it" in run("%%ranks 1\npickle.loads(pickled)")[1]
 
