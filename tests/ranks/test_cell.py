@@ -708,6 +708,24 @@ def test_a_child_that_a_cell_forks_does_not_speak_for_its_rank(kept):
     assert values(kept("%%ranks 1 --keep\n'next'")) == ["next"]
 
 
+def test_a_child_that_a_cell_forks_ends_as_python_ends(kept):
+    result = kept("""
+        %%ranks 1 --keep
+        import os, sys
+        def code_of(leave):
+            if not (child := os.fork()):
+                leave()
+            return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+        codes = [code_of(lambda: sys.exit(code)) for code in (None, False, 3, -1, "", "words")]
+        [*codes, code_of(lambda: 1 / 0), code_of(lambda: sys.stderr.close() or sys.exit(3))]
+    """)
+    assert values(result) == [[0, 0, 3, 255, 1, 1, 1, 3]]
+    assert "[0] words\n" in result[1]
+    assert "SystemExit" not in result[1]
+    assert "[0] ZeroDivisionError: division by zero\n" in result[1]
+    assert "rank.py" not in result[1]
+
+
 def test_a_reloaded_extension_knows_the_ranks_that_stay(kept):
     (pid,) = values(kept("%%ranks 1 --keep\nimport os\nos.getpid()"))
     kept("%reload_ext workshop_utils")

@@ -22,7 +22,7 @@ import traceback
 import types
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 MOST_EVENTS = 2_000  # of the trace, the first ones
 MOST_SECONDS = 1e6  # for a message: the time-out of the call decides, and shows every rank's stack
@@ -146,7 +146,7 @@ def _result_of(request: dict[str, Any], group: Any, here: Any) -> bytes:
             else:
                 value = _run_cell(source, name, flags, namespace)
         except SystemExit as leaving:
-            if leaving.code:
+            if leaving.code or os.getpid() != PROCESS:
                 raise
             value = None
         finally:
@@ -286,14 +286,9 @@ def _written_to(file: Path) -> Iterator[None]:
     try:
         yield
     except BaseException as error:
-        if os.getpid() != PROCESS:  # a child that the cell has forked, and which does not speak for the rank
-            traceback.print_exc()
-            os._exit(1)
-        whole = traceback.TracebackException.from_exception(error)
-        shown: traceback.TracebackException | None = whole
-        while shown is not None:
-            shown.stack[:] = [frame for frame in shown.stack if not frame.filename.startswith(OF_OTHERS)]
-            shown = shown.__cause__ or shown.__context__
+        if os.getpid() != PROCESS:
+            _end_child(error)
+        whole = _traceback_of(error)
         summary = f"{type(error).__name__}: {_text_of(error)}".removesuffix(": ")
         if "re-initialize CUDA" in summary:
             summary += " It was in use in the process from which this one was forked."
@@ -308,6 +303,30 @@ def _written_to(file: Path) -> Iterator[None]:
             except OSError:  # the disk is full
                 print(record["traceback"] or summary, file=sys.stderr)
         raise
+
+
+def _end_child(error: BaseException) -> NoReturn:
+    """End a child that the cell has forked, which does not speak for the rank, with the code that Python would."""
+    code = 1
+    try:
+        if not isinstance(error, SystemExit):
+            print("".join(_traceback_of(error).format()), end="", file=sys.stderr)
+        elif error.code is None or isinstance(error.code, int):
+            code = (error.code or 0) & 0xFF
+        else:
+            print(error.code, file=sys.stderr)
+    finally:  # also where the cell has closed standard error
+        os._exit(code)
+
+
+def _traceback_of(error: BaseException) -> traceback.TracebackException:
+    """The traceback of an error, and of those that led to it, without this package's frames."""
+    whole = traceback.TracebackException.from_exception(error)
+    shown: traceback.TracebackException | None = whole
+    while shown is not None:
+        shown.stack[:] = [frame for frame in shown.stack if not frame.filename.startswith(OF_OTHERS)]
+        shown = shown.__cause__ or shown.__context__
+    return whole
 
 
 if __name__ == "__main__":
