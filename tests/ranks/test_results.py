@@ -102,3 +102,37 @@ def test_a_table_is_shown_as_a_table_and_what_cannot_be_as_text():
     assert [text for text, _ in rows(shown)[0][1]][:2] == ["bold", "<a table>"]
     assert "<b>bold</b>" in shown._repr_html_()
     assert "ranks 0 to 1 returned: <a table>" in str(shown)
+
+
+class Rich:
+    def __init__(self, html):
+        self.html = html
+
+    def _repr_html_(self):
+        return self.html
+
+    def __repr__(self):
+        return "as text"
+
+
+def test_only_an_objects_own_html_is_shown_as_html():
+    text, rich = np.str_("<i>x</i>"), Rich("<i>x</i>")
+    shown = results(text, rich, rich, text, np.str_("\0<i>x</i>"))
+    assert rows(shown)[0][1] == [("<i>x</i>", 1), ("x", 1), ("<i>x</i>", 1), ("\0<i>x</i>", 1)]
+    assert shown._repr_html_().count("<i>") == 1
+
+
+@pytest.mark.parametrize(
+    ("html", "text"),
+    [
+        (("<b>bold</b>", {"isolated": True}), "bold"),
+        ((None, {}), "as text"),
+        ((), "as text"),
+        (None, "as text"),
+        (["<b>bold</b>"], "as text"),
+        ("x" * 100_000, "x" * 100_000),
+        ("x" * 100_001, "as text"),
+    ],
+)
+def test_html_is_a_text_of_some_length_perhaps_with_metadata(html, text):
+    assert rows(results(Rich(html)))[0][1] == [(text, 1)]

@@ -16,6 +16,7 @@ import numpy as np
 from workshop_utils.comm.communicator import Event
 
 MOST_TEXT = 400  # characters of a value, or of a line, that are shown
+MOST_HTML = 100_000  # characters; a value with more is shown as text
 MOST_LINES = 10  # of the first, and of the last, that are shown
 MOST_COLUMNS = 16  # that a screen has room for
 
@@ -23,6 +24,15 @@ MOST_COLUMNS = 16  # that a screen has room for
 _REPR = Repr()
 _REPR.maxlist = _REPR.maxtuple = _REPR.maxset = _REPR.maxdict = _REPR.maxarray = 40
 _REPR.maxstring = _REPR.maxlong = _REPR.maxother = MOST_TEXT
+
+
+class _Html(str):
+    """HTML, shown as it is; it does not equal a text of the same characters, which is shown as text."""
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, _Html) and str(self) == str(other)
+
+    __hash__ = str.__hash__
 
 
 @dataclass(frozen=True)
@@ -105,7 +115,7 @@ class Results(Sequence[RankResult]):
         return "; ".join(filter(None, (head, self.network, self.device, self.remark)))
 
     def _rows(self, is_rich: bool = False) -> Iterator[tuple[str, list[str]]]:
-        """What is shown: a label, and a text of each rank; with `is_rich` a table is HTML, after a zero."""
+        """What is shown: a label, and a text of each rank; with `is_rich` that of a table is `_Html`."""
         if any(each.value is not None for each in self.ranks):
             yield "returned", [_returned(each.value, is_rich) for each in self.ranks]
         if not self.lines_are_shown:
@@ -133,7 +143,7 @@ def _cell(text: str, columns: int, align: str) -> str:
     """A cell of the table; only the lines of an array, which have their own places, are not broken."""
     wrap = "pre" if "\n" in text else "pre-wrap; overflow-wrap: anywhere; min-width: 8ch"
     style = f"display: inline-block; text-align: left; margin: 0; white-space: {wrap}"
-    pre = text[1:] if text.startswith("\0") else f'<pre style="{style}">{html.escape(text)}</pre>'
+    pre = text if isinstance(text, _Html) else f'<pre style="{style}">{html.escape(text)}</pre>'
     return f'<td colspan="{columns}" style="text-align: {align}">{pre}</td>'
 
 
@@ -147,10 +157,17 @@ def _text(value: Any) -> str:
 
 
 def _returned(value: Any, is_rich: bool) -> str:
+    rich = _rich(value) if is_rich else ""
+    return _Html(rich) if rich and len(rich) <= MOST_HTML else _short(_text(value))
+
+
+def _rich(value: Any) -> str:
+    """A value's own HTML; "" if there is none."""
     with contextlib.suppress(Exception):  # it has no such method, or one that fails
-        if is_rich and (rich := value._repr_html_()):
-            return f"\0{rich}"
-    return _short(_text(value))
+        rich = value._repr_html_()
+        rich = rich[0] if isinstance(rich, tuple) else rich  # with metadata after it
+        return rich if isinstance(rich, str) else ""
+    return ""
 
 
 def _short(text: str) -> str:
