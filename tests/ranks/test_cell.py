@@ -800,6 +800,7 @@ def test_instances_of_a_class_and_users_of_a_logger_share_nothing(kept):
     assert "since view shares objects with it: array\n" in result[1]
 
 
+GONE = "The ranks have ended, and what was in them is gone: run again what made it.\n"
 ENDS = {
     "raised ZeroDivisionError: division by zero": "1 / 0",
     "rank 1 of 2 was killed by SIGKILL": """
@@ -828,10 +829,21 @@ def test_whatever_ends_ranks_that_stay_is_told_and_the_next_cell_has_others(cell
     _, printed = kept(f"%%ranks 2 --keep --timeout 3s\n{dedent(cell).strip()}")
     assert printed.startswith(("RanksFailed: ", "KeyboardInterrupt: "))
     assert words in printed
-    assert printed.endswith("The ranks have ended, and what was in them is gone: run again what made it.\n")
+    assert printed.endswith(GONE)
     _, printed = kept("%%ranks 2 --keep\nown")
     assert printed.startswith("These ranks are new; what earlier ones had is gone.\n")
     assert "name 'own' is not defined" in printed
+
+
+@pytest.mark.parametrize("options", ["", "--keep", "--framework torch"])
+def test_at_the_time_limit_only_ranks_that_have_not_returned_are_said_to_wait(options, kept, shell):
+    at = f"Cell In[{shell.execution_count}], line 3"
+    _, printed = kept(f"%%ranks 2 --timeout 4s {options}\nimport time\nif rank: time.sleep(60)")
+    assert printed.removesuffix(GONE) == (
+        "RanksFailed: the program did not end within 4 s. rank 0 of 2 had returned from the program. "
+        f"rank 1 waits at {at} (in <module>).\n"
+        f"The stack of rank 1, the innermost call first:\n  <module> ({at})\n"
+    )
 
 
 def test_a_rank_that_dies_between_cells_is_told_by_the_next(kept):

@@ -468,6 +468,14 @@ def test_at_the_time_limit_stacks_are_grouped_and_say_who_waits_for_whom():
     assert not any(each.lines for each in failure.value.results)
 
 
+def test_ranks_that_have_all_returned_and_do_not_end_show_where_they_stand():
+    def program(communicator):
+        os._exit = lambda code: time.sleep(60)
+
+    text = failure_of(2, program, timeout="3s")
+    assert " ranks 0, 1 of 2 had returned from the program. rank 0, rank 1 wait at test_on_ranks.py, " in text
+
+
 # What programs do beside
 
 

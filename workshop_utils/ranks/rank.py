@@ -25,7 +25,7 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 MOST_EVENTS = 2_000  # of the trace, the first ones
-MOST_SECONDS = 1e6  # for a message: the time-out of the call decides, and shows every rank's stack
+MOST_SECONDS = 1e6  # for a message: the time-out of the call decides, and shows the stacks
 
 
 # What runs a cell, and no traceback shows: this package, and what awaits.

@@ -204,11 +204,14 @@ class RanksRun(ProcessRun):
                 yield json.loads(self.files.get(f"{worker}.error", b"")), worker
 
     def _timed_out(self) -> str:
-        text = self._hang.diagnosis(self) + self._hang.shown_stacks(self)
         returned = [worker for worker in self.workers if self._has_left(worker, "value")]
+        # Where all have returned, their stacks show why they have not ended.
+        told = [worker for worker in self.workers if worker not in returned] or self.workers
+        self._hang.left_out = {*self.workers} - {*told}
+        text = self._hang.diagnosis(self) + self._hang.shown_stacks(self)
         if returned:
             text = f"{self._named(returned)} had returned from the program. {text}"
-        waits = [self.files.get(f"{worker}.waits", b"").decode() for worker in self.workers]
+        waits = [self.files.get(f"{worker}.waits", b"").decode() for worker in told]
         text = "\n".join([text, *filter(None, waits)])
         text = re.sub(r"\bworker-(\d+)", r"rank \1", text)
         if self._was_idle:

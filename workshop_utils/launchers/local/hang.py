@@ -40,10 +40,15 @@ STOPPED = (psutil.STATUS_STOPPED, psutil.STATUS_TRACING_STOP)  # and so cannot a
 
 
 class Hang:
-    """What the processes of a run have answered, once they have been asked."""
+    """What the processes of a run have answered, once they have been asked.
+
+    Attributes:
+        left_out: the workers of which nothing is said.
+    """
 
     def __init__(self) -> None:
         self.has_begun, self._seconds = False, 0.0  # since the launch
+        self.left_out: Collection[str] = ()
         self._states: dict[int, str] = {}  # psutil's words, such as "sleeping", by process
         self._ranks: dict[int, str] = {}  # as its launcher has told a process, "" where it has not
         self._outputs: dict[int, str] = {}  # the name of the output that a process shares
@@ -120,8 +125,12 @@ class Hang:
     def _silent(self) -> list[int]:
         """The processes that have printed no stack, though they were asked, or because they are stopped."""
         heard = {pid for _, pid in list(self._lines)}
-        known = [pid for pid in list(self._outputs) if pid not in heard]
+        known = [pid for pid in self._told(self._outputs) if pid not in heard]
         return [pid for pid in known if self._is_asked.get(pid) or self._states[pid] in STOPPED]
+
+    def _told(self, pids: Collection[int]) -> list[int]:
+        """Those of `pids` whose worker is not left out."""
+        return [pid for pid in list(pids) if self._outputs[pid] not in self.left_out]
 
     def _name(self, run: ProcessRun, pid: int, worker: str = "") -> str:
         """What a process is called; `worker` is the one that its lines name, if they do."""
@@ -137,7 +146,8 @@ class Hang:
         stacks: dict[str, dict[str, Frames]] = defaultdict(dict)
         several = {self._outputs[pid] for pid in self._silent()}
         # torchrun does not tell which of its workers has printed a line.
-        for worker in dict.fromkeys([*run.workers, *(name for name, _ in self._lines)]):
+        workers = dict.fromkeys([*run.workers, *(name for name, _ in self._lines)])
+        for worker in (each for each in workers if each not in self.left_out):
             frames = {pid: frames_of(lines) for (name, pid), lines in self._lines.items() if name == worker}
             frames = {pid: each for pid, each in frames.items() if each}
             users = {pid: each for pid, each in frames.items() if any(map(is_the_users, each))}
@@ -175,7 +185,7 @@ class Hang:
             reached = {steps[name] for name in names if name in steps}
             last = f" after step {max(reached)}" if reached else ""
             sentences.append(f"{', '.join(names)} {verb} at {position}{last}.")
-        if left := [self._name(run, pid) for pid, is_asked in list(self._is_asked.items()) if not is_asked]:
+        if left := [self._name(run, pid) for pid in self._told(self._is_asked) if not self._is_asked[pid]]:
             verb = "was" if len(left) == 1 else "were"
             sentences.append(f"{', '.join(left)} {verb} not asked: {ASKING_SECONDS:g} s had passed.")
         if ended:
@@ -191,7 +201,7 @@ class Hang:
         answered = {*stacks, *placed}
         named = {self._name(run, pid): pid for pid in self._silent()}
         spoken_for = {self._outputs.get(pid) for _, pid in list(self._lines)}  # by ranks below, as mpirun is
-        unheard = [name for name in run.workers if name not in answered | spoken_for]
+        unheard = [name for name in run.workers if name not in {*answered, *spoken_for, *self.left_out}]
         silent = {name: pids.get(name) for name in unheard}
         silent |= {name: pid for name, pid in named.items() if name not in placed}
         sentences, ended = [], []
