@@ -27,6 +27,12 @@ def rows(shown):
     ]
 
 
+def test_a_dictionary_keeps_its_order():
+    shown = results({"loss": 1, "accuracy": {"b": 2, "a": {}}}, dict.fromkeys(range(50, 0, -1)))
+    assert "rank 0 returned: {'loss': 1, 'accuracy': {'b': 2, 'a': {}}}\n" in str(shown)
+    assert "rank 1 returned: {50: None, 49: None," in str(shown)
+
+
 def test_equal_neighbours_are_folded_into_one():
     shown = results(1, 1, 2, 1, lines=(["a", "b"], ["a", "c"], ["a"], ["a", "b"]))
     assert rows(shown) == [

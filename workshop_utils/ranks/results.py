@@ -20,8 +20,20 @@ MOST_HTML = 100_000  # characters; a value with more is shown as text
 MOST_LINES = 10  # of the first, and of the last, that are shown
 MOST_COLUMNS = 16  # that a screen has room for
 
+
+class _InOrder(Repr):
+    """Python's short repr, but for dictionaries, whose keys it would sort."""
+
+    def repr_dict(self, x: dict[Any, Any], level: int) -> str:
+        if x and level <= 0:
+            return "{...}"
+        parts = itertools.islice(x.items(), self.maxdict)
+        shown = [f"{self.repr1(key, level - 1)}: {self.repr1(value, level - 1)}" for key, value in parts]
+        return "{" + ", ".join([*shown, *["..."][: len(x) > self.maxdict]]) + "}"
+
+
 # It reads only what it shows, and tolerates a `__repr__` that fails.
-_REPR = Repr()
+_REPR = _InOrder()
 _REPR.maxlist = _REPR.maxtuple = _REPR.maxset = _REPR.maxdict = _REPR.maxarray = 40
 _REPR.maxstring = _REPR.maxlong = _REPR.maxother = MOST_TEXT
 
