@@ -295,8 +295,13 @@ def objects_in(value: Any) -> dict[Any, Any]:
     return objects
 
 
+_FIXED = {str, bytes, int, float, tuple, frozenset}  # of which there may be millions
+
+
 def _can_change(value: Any) -> bool:
     """Whether two variables that share it must do so on a rank, too; functions and classes have names there."""
+    if type(value) in _FIXED:
+        return False
     if isinstance(value, list | dict | set | bytearray | np.ndarray):
         return True
     named = FunctionType | type | ModuleType | Enum | logging.Logger | NewType
