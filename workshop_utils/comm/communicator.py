@@ -16,6 +16,7 @@ Names are those of the MPI standard, or of Hockney (1994) where it has none.
 from __future__ import annotations
 
 import functools
+import reprlib
 import time
 from abc import ABC, abstractmethod
 from collections import Counter
@@ -286,7 +287,9 @@ def _row(array: Array, may_copy: bool) -> Array:
         ValueError: if it is not contiguous and may not be copied.
     """
     if not isinstance(array, np.ndarray | np.generic):
-        raise TypeError(f"messages are NumPy arrays, such as np.array([1.0]), and this is {array!r}")
+        raise TypeError(
+            f"messages are NumPy arrays, such as np.array([1.0]), and this is {reprlib.repr(array)}"
+        )
     if array.ndim == 1 and array.size != 1 and array.flags.c_contiguous:
         return array
     row = array.reshape(()).reshape(-1) if array.size == 1 else array.reshape(-1)

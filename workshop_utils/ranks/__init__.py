@@ -212,8 +212,8 @@ class RankGroup:
         was_sent = False
         try:
             cargo = packing.gathered(program, arguments, names, own)
-            variables, modules, remarks = self._held.missing(cargo, names, rebound, arguments)
-            call = packing.packed(program, arguments, variables, cargo.aliases, self._held.named(variables))
+            variables, modules, remarks = self._held.missing(cargo, names, rebound)
+            call = packing.packed(program, arguments, variables, self._held.named(variables))
             pickles = [each for _, attributes in modules.values() for each in attributes.values()]
             texts = set[str]().union(*map(packing.texts_in, [call, *pickles]))
             request = packing.request(call, texts, modules, framework, cell)

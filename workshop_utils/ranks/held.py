@@ -25,22 +25,16 @@ class Held:
         self._rebound: set[str] = set()  # those that the notebook has assigned since
         self._attributes: dict[str, dict[str, bytes]] = {}
         self._sources: dict[str, bytes] = {}
-        self._imports: dict[
-            str, Any
-        ] = {}  # what a reload in the notebook replaces, when both had the same file
-        self._unread: set[str] = (
-            set()
-        )  # modules that were edited, and that the notebook has not reloaded since
-        self._outdated: set[str] = set()  # modules that were edited, and those that import them
+        # Modules that were edited, and those that import them, until ranks import them anew.
+        self._outdated: set[str] = set()
+        # Modules that were edited, until the notebook reloads them, which replaces what it imported.
+        self._unread: set[str] = set()
+        self._imports: dict[str, Any] = {}
 
     def missing(
-        self,
-        cargo: packing.Cargo,
-        names: Iterable[str],
-        rebound: Collection[str],
-        arguments: Mapping[str, Any],
+        self, cargo: packing.Cargo, names: Iterable[str], rebound: Collection[str]
     ) -> tuple[dict[str, Any], Modules, list[str]]:
-        """What is to be sent for a call with `arguments`, or a cell that uses `names`: variables, and modules.
+        """What is to be sent for a call, or a cell that uses `names`: variables, and modules.
 
         The sentences that come third tell of what the ranks had already.
 
@@ -53,12 +47,10 @@ class Held:
         for name, value in cargo.variables.items():
             is_new, is_module = name not in self._values, isinstance(value, ModuleType)
             is_code = isinstance(value, FunctionType | type)
-            home, attribute = cargo.aliases.get(name, ("", ""))
             if (
                 is_new
                 or self._values[name] is not value
                 or (is_code and any(modules[each][0] for each in cargo.homes[name]))
-                or (home and attribute in modules[home][1])
                 or (name in self._rebound and not is_module)
             ):
                 variables[name] = value
@@ -66,14 +58,17 @@ class Held:
             elif name not in self._bound:
                 digests = {self._digests[name], packing.digest(value)}
                 kept += [name] if len(digests) == 2 and b"" not in digests else []
+        sharing = self._add_sharers(variables)
         deleted = [each for each in names if each in self._values.keys() - main.keys() - self._bound]
         told = {
             "Sent to the ranks again, as the notebook has it now": again,
-            "The ranks still have the old value, until the notebook assigns it again": kept,
+            "The ranks still have the old value, until the notebook assigns it again": [
+                each for each in kept if each not in variables
+            ],
             "The ranks still have what the notebook has deleted": deleted,
         }
         remarks += [f"{text}: {', '.join(each)}" for text, each in told.items() if each]
-        return self._with_sharers(variables, arguments, remarks), modules, remarks
+        return variables, modules, [*remarks, *sharing]
 
     def _missing_modules(self, cargo: packing.Cargo) -> tuple[Modules, list[str], list[str]]:
         """Modules, names of attributes that are sent again, and sentences."""
@@ -103,29 +98,25 @@ class Held:
             modules[module] = (is_old, changed)
         return modules, again, remarks
 
-    def _with_sharers(
-        self, variables: dict[str, Any], arguments: Mapping[str, Any], remarks: list[str]
-    ) -> dict[str, Any]:
-        """`variables` with those held that share objects with them, as an optimizer does with its model."""
-        main, named = vars(sys.modules["__main__"]), self.named(variables)
+    def _add_sharers(self, variables: dict[str, Any]) -> list[str]:
+        """Add those held that share objects with `variables`, as an optimizer does with its model; sentences."""
+        sentences, main = [], vars(sys.modules["__main__"])
         objects_of = functools.cache(lambda name: packing.objects_in(self._values[name]))
-        waiting = [*arguments.items(), *variables.items()] if self._values else []
-        for name, sent in waiting:  # which grows
-            objects = packing.objects_in(sent)  # alive, or another object would have the same id
-            own = objects.keys() - named.keys()
+        waiting = [*variables] if self._values else []
+        for name in waiting:  # which grows
+            own = packing.objects_in(variables[name])
             for other, value in self._values.items():
                 is_here = other not in variables and other in main and main[other] is value
-                if own and is_here and own & objects_of(other).keys():
+                if own and is_here and own.keys() & objects_of(other).keys():
                     if other in self._bound:
-                        remarks.append(
+                        sentences.append(
                             f"On the ranks, {other} is a different object, and shares nothing with {name}"
                         )
                         continue
-                    remarks.append(f"Sent to the ranks again, since {name} shares objects with it: {other}")
+                    sentences.append(f"Sent to the ranks again, since {name} shares objects with it: {other}")
                     variables[other] = value
-                    named.pop(id(value), None)
-                    waiting.append((other, value))
-        return variables
+                    waiting.append(other)
+        return sentences
 
     def named(self, variables: Collection[str]) -> dict[int, str]:
         """The names, by their ids, of functions and classes that the ranks hold, and that are not in `variables`."""

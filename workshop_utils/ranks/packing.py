@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import base64
 import contextlib
-import copy
 import copyreg
 import dis
 import functools
@@ -23,10 +22,8 @@ import sys
 from collections import ChainMap
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
-from datetime import date, timedelta
-from datetime import time as datetime_time
 from enum import Enum
-from pathlib import Path, PurePath
+from pathlib import Path
 from types import CellType, CodeType, FunctionType, MappingProxyType, MethodType, ModuleType
 from typing import Any, ClassVar, NewType
 from weakref import WeakKeyDictionary, WeakValueDictionary
@@ -65,13 +62,11 @@ class Cargo:
     Attributes:
         variables: of `__main__`, by name, also those that functions of the notebook use.
         homes: the user's own modules, files beside the notebook, that each of them needs; by "" the program's.
-        aliases: the module among these, and its attribute, that a variable was imported from.
         notes: what is otherwise on a rank, in sentences, by the variable; by "" the program's.
     """
 
     variables: dict[str, Any] = field(default_factory=dict)
     homes: dict[str, set[str]] = field(default_factory=dict)
-    aliases: dict[str, tuple[str, str]] = field(default_factory=dict)
     notes: dict[str, set[str]] = field(default_factory=dict)
 
 
@@ -110,36 +105,27 @@ def gathered(
             if each in cargo.variables:
                 ordered.setdefault(each, main[each])
     cargo.variables = ordered
-    for module in set[str]().union(*cargo.homes.values()):
+    for module in sorted(set[str]().union(*cargo.homes.values())):
         attributes = {id(each): name for name, each in vars(sys.modules[module]).items() if _can_change(each)}
-        imported = [name for name, each in ordered.items() if id(each) in attributes]
-        cargo.aliases |= {name: (module, attributes[id(ordered[name])]) for name in imported}
+        for name, value in ordered.items():
+            if attribute := attributes.get(id(value)):
+                cargo.notes[name].add(f"{name} and {module}.{attribute} are two objects on a rank.")
     return cargo
 
 
 def packed(
-    program: Any,
-    arguments: Mapping[str, Any],
-    variables: Mapping[str, Any],
-    aliases: Mapping[str, tuple[str, str]],
-    named: Mapping[int, str],
+    program: Any, arguments: Mapping[str, Any], variables: Mapping[str, Any], named: Mapping[int, str]
 ) -> bytes:
     """A call, or with `program` None a cell's variables, as a pickle.
 
-    Args:
-        aliases: see `Cargo`.
-        named: functions and classes that the rank has already, by their ids, with their names there.
+    `named` are functions and classes that the rank has already, by their ids, with their names there.
 
     Raises:
         JobError: if it is too large.
     """
-    bindings = [
-        _Binding(name, _Attribute(*aliases[name]) if name in aliases else value)
-        for name, value in variables.items()
-    ]
     try:
         with _by_value(program):
-            whole = (bindings, program, dict(arguments))
+            whole = ([_Binding(*each) for each in variables.items()], program, dict(arguments))
             return _Pickler(whole, [*arguments.values(), *variables.values()], named).pickle
     except Exception as error:
         raise JobError(_refusal(program, {**arguments, **variables}, error)) from None
@@ -201,7 +187,10 @@ def _is_older(module: ModuleType) -> bool:
         now = codes_of(compile(Path(file).read_bytes(), file, "exec", dont_inherit=True))
     except (OSError, SyntaxError):  # it has no file, or one that no rank can import
         return False
-    return not {each for each in codes if each.co_filename == file}.issubset(now)
+    names = {each.co_qualname for each in now}  # a reload keeps what is no longer in the file
+    return not {each for each in codes if each.co_filename == file and each.co_qualname in names}.issubset(
+        now
+    )
 
 
 def imports_of(module: str) -> set[str]:
@@ -270,48 +259,22 @@ def digest(value: Any) -> bytes:
 def objects_in(value: Any) -> dict[Any, Any]:
     """The objects in `value` that can change, by what two values have in common if they share one.
 
-    The notebook's functions and classes are among them; those inside others are looked into if they are functions.
-    Nothing is found in what cannot be pickled any more.
+    Functions and classes are not looked into. Nothing is found in what cannot be pickled any more.
     """
-    objects: dict[Any, Any] = {}
-    waiting = [value]
-    for each in waiting:  # which grows
-        if is_notebooks(each):
-            objects[id(each)] = each
-            waiting += vars(each).values()
-            if isinstance(each, FunctionType):
-                cells = each.__closure__ or ()
-                objects |= {id(cell): cell for cell in cells}
-                waiting += [cell.cell_contents for cell in cells if cell != CellType()]
-                waiting += [*(each.__defaults__ or ()), *(each.__kwdefaults__ or {}).values()]
-            continue
-        with contextlib.suppress(Exception):  # whatever its own __reduce__ raises
-            pickler = _Digested([each])
-            memo = [found for _, found in pickler.memo.copy().values()]
-            objects |= {_identity(found): found for found in memo if _can_change(found)}
-            named = [found for found in pickler.named if is_notebooks(found) and id(found) not in objects]
-            objects |= {id(found): found for found in named}
-            waiting += [found for found in named if isinstance(found, FunctionType)]
-    return objects
-
-
-_FIXED = {str, bytes, int, float, tuple, frozenset}  # of which there may be millions
+    try:
+        memo = _Digested([value]).memo.copy().values()
+    except Exception:  # whatever its own __reduce__ raises
+        return {}
+    return {_identity(each): each for _, each in memo if _can_change(each)}
 
 
 def _can_change(value: Any) -> bool:
-    """Whether two variables that share it must do so on a rank, too; functions and classes have names there."""
-    if type(value) in _FIXED:
-        return False
     if isinstance(value, list | dict | set | bytearray | np.ndarray):
         return True
+    if not hasattr(value, "__dict__") or type(value).__module__ == "typing":
+        return False
     named = FunctionType | type | ModuleType | Enum | logging.Logger | NewType
-    fixed = np.generic | PurePath | date | datetime_time | timedelta
-    if isinstance(value, named | fixed) or type(value).__module__ == "typing" or _rank_has_its_own(value):
-        return False
-    try:
-        return hasattr(value, "__dict__") or copy.copy(value) is not value  # as of what cannot change
-    except Exception:  # whatever its own __copy__ raises
-        return False
+    return not isinstance(value, named) and _rank_has_its_own(value) is None
 
 
 def _rank_has_its_own(value: Any) -> tuple[ModuleType, str] | None:
@@ -449,14 +412,6 @@ class _Binding:
     value: Any
 
 
-@dataclass
-class _Attribute:
-    """What an attribute of one of the user's modules is on the rank."""
-
-    module: str
-    name: str
-
-
 def _reduced_code(code: CodeType) -> Any:
     """With its file, which a traceback names, and which cloudpickle 3.1.3 leaves out."""
     make, parts = cloudpickle.Pickler.dispatch_table[CodeType](code)
@@ -480,7 +435,6 @@ def _reduced_new_type(kind: NewType) -> Any:
 _REDUCERS: dict[type, Callable[[Any], Any]] = {
     _RanksMain: lambda _: (vars, (sys.modules["__main__"],)),
     CodeType: _reduced_code,
-    _Attribute: lambda value: (getattr, (sys.modules[value.module], value.name)),
     # Before Python 3.12 it holds a lock.
     functools.cached_property: lambda value: (type(value), (value.func,), {"attrname": value.attrname}),
 }
@@ -610,15 +564,8 @@ class _Pickler(cloudpickle.Pickler):
 class _Digested(_Pickler):
     """A pickle in which functions and classes are but themselves: each time cloudpickle may write them otherwise."""
 
-    def __init__(self, value: Any) -> None:
-        self.named: list[Any] = []
-        super().__init__(value)
-
     def persistent_id(self, value: Any) -> int | None:
-        if not isinstance(value, FunctionType | type) or value is self._value:
-            return None
-        self.named.append(value)
-        return id(value)
+        return id(value) if isinstance(value, FunctionType | type) and value is not self._value else None
 
 
 def _refusal(program: Any, arguments: Mapping[str, Any], error: Exception) -> str:
