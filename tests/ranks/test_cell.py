@@ -537,7 +537,7 @@ def test_what_a_kept_cell_assigns_counts_more_than_what_the_notebook_did_before(
     assert values(kept("%%ranks 1 --keep\nx")) == [7]
     kept("%timeit -n 1 -r 1 x = 0")  # a variable of its own
     assert values(kept("%%ranks 1 --keep\nx")) == [7]
-    kept("[x := 0 for _ in range(1)]")
+    kept("x = 0")
     assert values(kept("%%ranks 1 --keep\nx")) == [0]
     kept("del x")
     result = kept("%%ranks 1 --keep\nx")
@@ -608,47 +608,54 @@ def test_a_group_is_called_by_one_thread_at_a_time(run):
     assert any("called by another thread" in each for each in found if each != [1])
 
 
-def test_modules_that_import_an_edited_one_are_new_too(kept, tmp_path, monkeypatch):
-    def write(outer, inner):
-        (tmp_path / "outer.py").write_text(f"from inner import f\ndef g(): return f() + {outer!r}\n")
-        (tmp_path / "inner.py").write_text(inner)
-
+def test_an_edited_module_is_told_of_where_it_is_used_and_refused_where_it_is_no_python(
+    kept, tmp_path, monkeypatch
+):
+    file = tmp_path / "edited_again.py"
+    file.write_text("state = {}\ndef f(): return 1\n")
     monkeypatch.syspath_prepend(str(tmp_path))
-    write("1", "def f(): return 'one'\nstate = {}\n")
-    kept("import importlib, inner, outer")
-    cell, reload = "%%ranks 1 --keep\nouter.g()", "importlib.reload(inner), importlib.reload(outer);"
-    assert values(kept(cell)) == ["one1"]
-    write("22", "def f(): return 'second'\nstate = {}\n")
-    kept(reload)
-    assert values(kept(cell)) == ["second22"]
-    write("22", "def f(): return 'the third'\nstate = {}\n")
-    kept(reload)
-    assert "edited" not in kept("%%ranks 1 --keep\n1")[1], "this cell uses neither"
-    assert values(kept("%%ranks 1 --keep\ninner.f(), inner.state")) == [("the third", {})]
+    kept("import importlib, edited_again")
+    cell = "%%ranks 1 --keep\nedited_again.f(), edited_again.state"
+    assert values(kept(cell)) == [(1, {})]
+    kept("edited_again.state['a'] = 1")
     result = kept(cell)
-    assert values(result) == ["the third22"]
-    assert "outer imports what was edited: ranks import it anew" in result[1]
-    assert "edited" not in kept(cell)[1]
-    write("22", "def f(): return 'the third'\nstate = {'constants': 'too'}\n")
-    for _ in range(2):
-        result = kept("%%ranks 1 --keep\ninner.state")
-        assert values(result) == [{"constants": "too"}]
-        assert "inner has changed since the notebook imported it; ranks have it as it is now\n" in result[1]
-    kept(reload)
-    result = kept("%%ranks 1 --keep\ninner.state")
-    assert values(result) == [{"constants": "too"}]
-    assert "changed" not in result[1]
-    (tmp_path / "inner.py").write_text("def f(): return 'the fourth'\n")
-    kept("importlib.reload(inner), importlib.reload(outer)\ninner.state['a'] = 1")
-    result = kept("%%ranks 1 --keep\ninner.state")
-    assert values(result) == [{"constants": "too", "a": 1}], "which a reload keeps"
-    kept("inner.state['a'] = 2")
-    assert "as the notebook has it now: inner.state\n" in kept("%%ranks 1 --keep\ninner.state")[1]
-    write("22", "def f() return\n")
-    assert "inner was edited, and ranks cannot import it" in kept(cell)[1]
+    assert values(result) == [(1, {"a": 1})]
+    assert "as the notebook has it now: edited_again.state\n" in result[1]
+    file.write_text("state = {}\ndef f(): return 'two'\n")
+    kept("importlib.reload(edited_again)")
+    assert "edited" not in kept("%%ranks 1 --keep\n1")[1], "this cell does not use it"
+    result = kept(cell)
+    assert values(result) == [("two", {})]
+    assert "edited_again was edited: ranks import it anew" in result[1]
+    assert "was edited" not in kept(cell)[1]
+    file.write_text("def f() return\n")
+    assert "edited_again was edited, and ranks cannot import it" in kept(cell)[1]
     assert values(kept("%%ranks 1 --keep\n1")) == [1]
-    (tmp_path / "inner.py").unlink()
+    file.unlink()
     assert "No such file" in kept(cell)[1]
+
+
+def test_functions_and_classes_that_were_changed_in_place_travel(kept):
+    kept("class Trainer:\n    def __init__(self, rate):\n        self.rate = rate\ntrainer = Trainer(1)")
+    assert values(kept("%%ranks 1 --keep\nseen = [rank]\ntrainer.rate")) == [1]
+    kept("def fit(self):\n    return 2 * self.rate\nTrainer.fit = fit\ntrainer = Trainer(2)")
+    assert values(kept("%%ranks 1 --keep\ntrainer.fit(), seen")) == [(4, [0])]
+    kept("class Faster(Trainer):\n    pass\nfaster = Faster(3)")
+    assert values(kept("%%ranks 1 --keep\nfaster.fit()")) == [6]
+    kept("Trainer.new = lambda self: 7\nfaster = Faster(4)")
+    assert values(kept("%%ranks 1 --keep\nfaster.new()")) == [7]
+    kept("""
+        from workshop_utils import rank_group
+        class Config:
+            rate = 1
+        def rate(group, config):
+            return config.rate
+        with rank_group(1) as group:
+            found = [group.run(rate, {"config": Config}).values]
+            Config.rate = 2
+            found += [group.run(rate, {"config": Config()}).values]
+    """)
+    assert kept("found")[0] == [[1], [2]]
 
 
 def test_an_edited_module_is_new_on_ranks_that_stay(kept, tmp_path, monkeypatch):
@@ -759,10 +766,6 @@ def test_a_class_that_comes_back_is_not_told_to_its_bases_again(run, shell):
 def test_hints_help_with_what_tutorials_write(run):
     cell = "{}\nimport torch.distributed as dist\ndist.init_process_group('gloo')"
     assert "\nRanks have joined it already: leave" in run(cell.format("%%ranks 2 --framework torch"))[1]
-    assert (
-        "\nBegin the cell with `--framework torch`, which does it"
-        in run("%%ranks 1\nimport torch.distributed as dist\ndist.get_rank()")[1]
-    )
     run("class Unnamed:\n    pass\nimport pickle\npickled = pickle.dumps(Unnamed())")
     assert "\nA rank has what its cell names: name it" in run("%%ranks 1\npickle.loads(pickled)")[1]
 

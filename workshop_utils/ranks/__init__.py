@@ -213,12 +213,12 @@ class RankGroup:
         try:
             cargo = packing.gathered(program, arguments, names, own)
             variables, modules, remarks = self._held.missing(cargo, names, rebound)
-            call = packing.packed(program, arguments, variables, self._held.named(variables))
-            pickles = [each for _, attributes in modules.values() for each in attributes.values()]
-            texts = set[str]().union(*map(packing.texts_in, [call, *pickles]))
+            named = self._held.named(variables) if cell and variables else {}
+            call = packing.packed(program, arguments, variables, named)
+            texts = packing.texts_in(call)
             request = packing.request(call, texts, modules, framework, cell)
             notes = set[str]().union(*(cargo.notes.get(each, ()) for each in ("", *variables)))
-            for line in [*remarks, *sorted(notes), *packing.apart(variables)]:
+            for line in [*remarks, *sorted(notes)]:
                 print(line)
             was_sent, run = True, self._run
             if run is None:

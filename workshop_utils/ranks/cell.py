@@ -53,8 +53,6 @@ def _assigned(source: str, flags: int) -> set[str]:
         ]
         names.update(each.argval for each in stores)
         for node in ast.walk(ast.parse(source)):
-            if isinstance(node, ast.NamedExpr):  # also in a comprehension
-                names.add(node.target.id)
             if isinstance(node, ast.Call) and ast.unparse(node.func).startswith("get_ipython().run_"):
                 texts = [each.value for each in node.args if isinstance(each, ast.Constant)]
                 if texts[:1] and texts[0] in ("time", "capture", "prun"):  # which run it here

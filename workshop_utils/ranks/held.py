@@ -11,7 +11,7 @@ from typing import Any
 from workshop_utils.jobs import JobError
 from workshop_utils.ranks import packing
 
-# By module whether ranks import it anew, and its attributes as pickles; a module comes after those that it imports.
+# By module whether ranks import it anew, and its attributes as pickles.
 Modules = dict[str, tuple[bool, dict[str, bytes]]]
 
 
@@ -25,11 +25,6 @@ class Held:
         self._rebound: set[str] = set()  # those that the notebook has assigned since
         self._attributes: dict[str, dict[str, bytes]] = {}
         self._sources: dict[str, bytes] = {}
-        # Modules that were edited, and those that import them, until ranks import them anew.
-        self._outdated: set[str] = set()
-        # Modules that were edited, until the notebook reloads them, which replaces what it imported.
-        self._unread: set[str] = set()
-        self._imports: dict[str, Any] = {}
 
     def missing(
         self, cargo: packing.Cargo, names: Iterable[str], rebound: Collection[str]
@@ -72,30 +67,24 @@ class Held:
 
     def _missing_modules(self, cargo: packing.Cargo) -> tuple[Modules, list[str], list[str]]:
         """Modules, names of attributes that are sent again, and sentences."""
-        edited = {each for each, text in self._sources.items() if packing.source_of(each) != text}
-        unread = self._unread | edited
-        self._unread = {each for each in unread if packing.import_of(each) is self._imports[each]}
-        states = packing.attributes_of(set[str]().union(*cargo.homes.values()), self._unread)
-        waiting = [*(self._outdated | edited)]
-        for module in waiting:  # which grows
-            waiting += [
-                each for each in self._sources if each not in waiting and module in packing.imports_of(each)
-            ]
-        self._outdated = {*waiting}
         modules, again, remarks = Modules(), list[str](), []
-        for module in packing.with_imports_first(states):
-            is_old = module in self._outdated
-            if is_old:
+        for module, pickles in packing.attributes_of(set[str]().union(*cargo.homes.values())).items():
+            is_edited = packing.source_of(module) != self._sources.get(module, packing.source_of(module))
+            if is_edited:
                 if problem := packing.import_problem(module):
                     raise JobError(f"{module} was edited, and ranks cannot import it: {problem}")
-                why = "was edited" if module in edited else "imports what was edited"
                 remarks.append(
-                    f"{module} {why}: ranks import it anew; what they made of it before keeps its old code"
+                    f"{module} was edited: ranks import it anew; what they made of it before keeps its old code"
                 )
-            before = {} if is_old else self._attributes.get(module, {})
-            changed = {name: each for name, each in states[module].items() if before.get(name) != each}
-            again += [f"{module}.{name}" for name in changed if name in before]
-            modules[module] = (is_old, changed)
+            before = {} if is_edited else self._attributes.get(module, {})
+            changed = {name: each for name, each in pickles.items() if before.get(name) != each}
+            values = vars(sys.modules[module])
+            again += [
+                f"{module}.{name}"
+                for name in sorted(before.keys() & changed)
+                if name in values and not isinstance(values[name], FunctionType | type)
+            ]
+            modules[module] = (is_edited, changed)
         return modules, again, remarks
 
     def _add_sharers(self, variables: dict[str, Any]) -> list[str]:
@@ -119,15 +108,15 @@ class Held:
         return sentences
 
     def named(self, variables: Collection[str]) -> dict[int, str]:
-        """The names, by their ids, of functions and classes that the ranks hold, and that are not in `variables`."""
+        """The names, by their ids, of functions and classes that the ranks hold; none once one was changed in place."""
         main = vars(sys.modules["__main__"])
-        return {
-            id(value): name
-            for name, value in self._values.items()
-            if packing.is_notebooks(value)
-            and main.get(name) is value
-            and name not in {*variables, *self._bound}
-        }
+        names = self._values.keys() - self._bound - {*variables}
+        held = {name: self._values[name] for name in names if packing.is_notebooks(self._values[name])}
+        digests = {name: packing.digest(each) for name, each in held.items() if main.get(name) is each}
+        # Others may use one that was changed, as subclasses do.
+        if any(each != self._digests[name] for name, each in digests.items()):
+            return {}
+        return {id(held[name]): name for name, each in digests.items() if each}
 
     def note_sent(self, variables: Mapping[str, Any], modules: Modules) -> None:
         """Note what the ranks have got."""
@@ -135,12 +124,9 @@ class Held:
         self._digests |= {name: packing.digest(value) for name, value in variables.items()}
         self._bound -= variables.keys()
         self._rebound -= variables.keys()
-        self._outdated -= modules.keys()
         for module, (is_new, attributes) in modules.items():
             self._attributes[module] = ({} if is_new else self._attributes.get(module, {})) | attributes
             self._sources[module] = packing.source_of(module)
-            if module not in self._unread:
-                self._imports[module] = packing.import_of(module)
 
     def note_bound(self, bound: Collection[str]) -> None:
         """Note the names that ranks have bound: their values count until the notebook binds them."""

@@ -106,7 +106,10 @@ def gathered(
                 ordered.setdefault(each, main[each])
     cargo.variables = ordered
     for module in sorted(set[str]().union(*cargo.homes.values())):
-        attributes = {id(each): name for name, each in vars(sys.modules[module]).items() if _can_change(each)}
+        kinds = (list, dict, set, bytearray, np.ndarray)
+        attributes = {
+            id(each): name for name, each in vars(sys.modules[module]).items() if type(each) in kinds
+        }
         for name, value in ordered.items():
             if attribute := attributes.get(id(value)):
                 cargo.notes[name].add(f"{name} and {module}.{attribute} are two objects on a rank.")
@@ -145,18 +148,15 @@ def _by_value(program: Any) -> Iterator[None]:
         cloudpickle.unregister_pickle_by_value(module)
 
 
-def attributes_of(modules: Iterable[str], edited: Collection[str] = ()) -> dict[str, dict[str, bytes]]:
-    """The attributes, as pickles, of modules and of those of the user's that they use; not what cannot be pickled.
-
-    Of modules that were `edited` since the notebook imported them there are none: ranks have what is in their files.
-    """
+def attributes_of(modules: Iterable[str]) -> dict[str, dict[str, bytes]]:
+    """The attributes, as pickles, of modules and of those of the user's that they use; not what cannot be pickled."""
     states: dict[str, dict[str, bytes]] = {}
     waiting = [*modules]
     for module in waiting:  # which grows
         if module in states:
             continue
         states[module] = {}
-        if module in edited or (not is_installed(module) and _is_older(sys.modules[module])):
+        if not is_installed(module) and _is_older(sys.modules[module]):
             print(f"{module} has changed since the notebook imported it; ranks have it as it is now")
             continue
         attributes = [(name, each) for name, each in vars(sys.modules[module]).items() if name[:2] != "__"]
@@ -187,34 +187,7 @@ def _is_older(module: ModuleType) -> bool:
         now = codes_of(compile(Path(file).read_bytes(), file, "exec", dont_inherit=True))
     except (OSError, SyntaxError):  # it has no file, or one that no rank can import
         return False
-    names = {each.co_qualname for each in now}  # a reload keeps what is no longer in the file
-    return not {each for each in codes if each.co_filename == file and each.co_qualname in names}.issubset(
-        now
-    )
-
-
-def imports_of(module: str) -> set[str]:
-    """The modules that one of the user's holds, or whose functions and classes it holds."""
-    values = vars(sys.modules.get(module, ModuleType(module))).values()
-    return {
-        str(each.__name__ if isinstance(each, ModuleType) else each.__module__)
-        for each in values
-        if isinstance(each, ModuleType | FunctionType | type)
-    } - {module}
-
-
-def with_imports_first(modules: Collection[str]) -> list[str]:
-    """`modules`, each after those of them that it imports."""
-    ordered: dict[str, None] = {}
-
-    def add(module: str, around: tuple[str, ...]) -> None:
-        for each in imports_of(module) & {*modules} - {*around, *ordered}:
-            add(each, (*around, each))
-        ordered.setdefault(module)
-
-    for module in modules:
-        add(module, (module,))
-    return [*ordered]
+    return not {each for each in codes if each.co_filename == file}.issubset(now)
 
 
 def import_problem(module: str) -> str:
@@ -227,19 +200,6 @@ def import_problem(module: str) -> str:
     except (SyntaxError, ValueError) as error:
         return f"{file}, line {getattr(error, 'lineno', 1)}: {getattr(error, 'msg', error)}"
     return ""
-
-
-def apart(variables: Mapping[str, Any]) -> list[str]:
-    """Sentences on arrays that share memory in the notebook, and do not on a rank."""
-    wholes = _wholes(variables.values())
-    arrays = [(name, each) for name, each in variables.items() if isinstance(each, np.ndarray)]
-    sentences = []
-    for (name, one), (other, two) in itertools.combinations(arrays, 2):
-        roots = {id(each if each.base is None else each.base) for each in (one, two)}
-        are_parts = len(roots) == 1 and roots <= wholes
-        if one is not two and np.may_share_memory(one, two) and not are_parts:
-            sentences.append(f"{name} and {other} share memory in the notebook, and do not on a rank.")
-    return sentences
 
 
 def is_notebooks(value: Any) -> bool:
@@ -301,13 +261,6 @@ def source_of(module: str) -> bytes:
     with contextlib.suppress(OSError, TypeError):
         return Path(getattr(sys.modules.get(module), "__file__", "")).read_bytes()
     return b""
-
-
-def import_of(module: str) -> Any:
-    """What stays the same until a module is reloaded; autoreload does that whenever its file has changed."""
-    if "IPython.extensions.autoreload" in sys.modules:
-        return object()
-    return getattr(sys.modules.get(module), "__spec__", None)
 
 
 def loaded(data: bytes) -> Any:

@@ -124,12 +124,9 @@ def _result_of(request: dict[str, Any], group: Any, here: Any) -> bytes:
 
     communicator = group if request["framework"] is None else None
     namespace = vars(sys.modules["__main__"])
-    for name, (is_new, _) in request["modules"].items():
+    for name, (is_new, attributes) in request["modules"].items():
         module = importlib.import_module(name)
-        if is_new:
-            importlib.reload(module)
-    for name, (_, attributes) in request["modules"].items():
-        _set_attributes(sys.modules[name], attributes)
+        _set_attributes(importlib.reload(module) if is_new else module, attributes)
     _, program, arguments = pickle.loads(request["call"])  # which binds variables
     if request["cell"] is not None:
         source, name, group_name, flags = request["cell"]

@@ -20,7 +20,6 @@ from workshop_utils.setup.machine import cores
 HINTS = {
     "default process group twice": "Ranks have joined it already: leave init_process_group out.",
     r"\bin <module>\n +(\w+\.)*init_process_group\(": "Begin the cell with `--framework torch`, and leave this out.",
-    "Default process group has not been initialized": "Begin the cell with `--framework torch`, which does it.",
     r"Can't get attribute '\w+' on <module '__main__'": "A rank has what its cell names: name it there.",
 }
 DISPLAY = "display "  # and the file's name: the stream of what a rank displays
