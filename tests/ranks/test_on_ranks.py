@@ -304,13 +304,19 @@ def test_what_a_rank_cannot_do_is_named(program, words):
     assert words in failure_of(1, program)
 
 
-def test_a_slow_network_is_slow_and_named():
+def test_a_slow_network_is_slow_and_results_say_what_was_asked_for():
     slow = on_ranks(2, ring, {"elements": 125_000}, network="100Mbit")
     assert (
         min(each.seconds for each in slow) > 0.05
     )  # 1 MB cannot take less than 80 ms, apart from a first burst
     assert "100Mbit" in slow.network
-    assert on_ranks(2, rank_of).network is None
+    assert (slow.program, slow.arguments, str(slow.links)) == (
+        "ring",
+        {"elements": 125_000},
+        "100Mbit each way for each process",
+    )
+    fast = on_ranks(2, rank_of)
+    assert (fast.network, fast.links, fast.program, fast.arguments) == (None, None, "rank_of", {})
 
 
 # Who is to blame

@@ -227,7 +227,10 @@ class RankGroup:
                 run.prompt(request, job.timeout_seconds)
             if stays:
                 self._held.note_sent(variables, modules)
-            results, bound = _results(run, began, cell is not None)
+            asked: dict[str, Any] = {"links": self._local.network}
+            if program is not None:
+                asked |= {"program": getattr(program, "__name__", ""), "arguments": dict(arguments)}
+            results, bound = _results(run, began, cell is not None, asked)
             self._held.note_bound(bound)
         except KeyboardInterrupt as error:
             reason, gone = "interrupted before anything was sent to the ranks", ""
@@ -263,7 +266,9 @@ class RankGroup:
         return run
 
 
-def _results(run: RanksRun, began: float, is_cell: bool) -> tuple[Results, set[str]]:
+def _results(
+    run: RanksRun, began: float, is_cell: bool, asked: Mapping[str, Any]
+) -> tuple[Results, set[str]]:
     """What the ranks return, once all have, and the names that they have bound. Raises RanksFailed."""
     run.lines_are_shown = is_cell
     printed: dict[str, list[str]] = {worker: [] for worker in run.workers}
@@ -290,9 +295,8 @@ def _results(run: RanksRun, began: float, is_cell: bool) -> tuple[Results, set[s
         *values, names = result
         bound.update(names)
         results.append(RankResult(rank, tuple(printed[worker]), *values))
-    whole = Results(
-        tuple(results), run.network, run.warm, time.perf_counter() - began, is_cell, run.device, run.doubt
-    )
+    seconds = time.perf_counter() - began
+    whole = Results(tuple(results), run.network, run.warm, seconds, is_cell, run.device, run.doubt, **asked)
     if reason:
         failure = RanksFailed(f"{reason}\n{GONE}" if run.idle_seconds else reason)
         failure.results = whole

@@ -6,7 +6,7 @@ import contextlib
 import html
 import itertools
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from reprlib import Repr
 from typing import Any
@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 
 from workshop_utils.comm.communicator import Event
+from workshop_utils.network import Network
 
 MOST_TEXT = 400  # characters of a value, or of a line, that are shown
 MOST_HTML = 100_000  # characters; a value with more is shown as text
@@ -80,6 +81,9 @@ class Results(Sequence[RankResult]):
         seconds: from the call until all had ended.
         device: what device each rank computed on; None without an emulated one.
         remark: what is wrong with measurements on emulated devices; "" if nothing is.
+        program: the name of the function that was called; "" for a cell.
+        arguments: those that it was called with, beside the group.
+        links: the network that was asked for.
     """
 
     ranks: tuple[RankResult, ...]
@@ -89,6 +93,9 @@ class Results(Sequence[RankResult]):
     lines_are_shown: bool = False  # they were printed while they came
     device: str | None = None
     remark: str = ""
+    program: str = ""
+    arguments: Mapping[str, Any] = field(default_factory=dict)
+    links: Network | None = None
 
     @property
     def values(self) -> list[Any]:
