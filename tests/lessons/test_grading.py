@@ -30,7 +30,7 @@ def lesson(answers=(*STUBS, OPEN)):
         "    return '4 wheels: two axles.'\n"
         "checks = SimpleNamespace(\n"
         "    wheels=wheels,\n"
-        "    spokes=OpenQuestion('spokes', (20, 40), 'A spoke carries little.'),\n"
+        "    spokes=OpenQuestion('spokes', 'A spoke carries little.', (20, 40)),\n"
         ")"
     )
     cells = [new("# 07 · Wheels", id="first"), code(start, id="start")]

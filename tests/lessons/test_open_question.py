@@ -5,9 +5,12 @@ from fractions import Fraction
 import numpy as np
 import pytest
 
-from workshop_utils.lessons.checks.open_question import OpenQuestion
+from workshop_utils.lessons.checks import Wrong, refuse
+from workshop_utils.lessons.checks.open_question import OpenQuestion, runs_of
+from workshop_utils.network import Network
+from workshop_utils.ranks.results import RankResult, Results
 
-ASKED = OpenQuestion("workers", (2, 64), "The link is full.", whole=True)
+ASKED = OpenQuestion("workers", "The link is full.", (2, 64), whole=True)
 WHY = "each worker waits for its pull behind all of the others"
 
 
@@ -19,7 +22,7 @@ def test_numbers_and_words_are_answered_with_an_explanation_to_compare():
 
 
 def test_a_prediction_keeps_to_what_the_unit_allows():
-    share = OpenQuestion("percent", (85, 95), "The sum is usually right.", predictable=(1, 100))
+    share = OpenQuestion("percent", "The sum is usually right.", (85, 95), predictable=(1, 100))
     assert "from 1 to 100 percent" in share(5000, 91, WHY).text
     assert "from 1 to 100 percent" in share(0.9, 91, WHY).text
     assert share(100, 91, WHY).state == "answered"
@@ -68,4 +71,61 @@ def test_what_is_missing_or_impossible_is_named(answer, state, says):
 
 
 def test_a_measurement_that_counts_nothing_may_be_any_number():
-    assert OpenQuestion("times", (1, 20), "Racks share one way.")(2, 2.7, WHY).state == "answered"
+    assert OpenQuestion("times", "Racks share one way.", (1, 20))(2, 2.7, WHY).state == "answered"
+
+
+def run(*values, program="step", network=None, **arguments):
+    """What `on_ranks` would have returned, a value a rank."""
+    ranks = [RankResult(rank, (), value, 1, 8, 0.25) for rank, value in enumerate(values)]
+    links = Network.parse(network) if network else None
+    return Results(tuple(ranks), None, True, 0.5, program=program, arguments=arguments, links=links)
+
+
+def shortest(results):
+    """The number of ranks with the shortest step."""
+    runs = runs_of(results, "step", network="100Mbit")
+    refuse(len(runs) < 2, "`results` has one run; compare at least two.")
+    return len(min(runs, key=lambda each: max(each.values)))
+
+
+MEASURED = OpenQuestion("workers", "The link is full.", predictable=(1, 16), whole=True, measure=shortest)
+STEPS = [run(0.9, network="100Mbit"), run(0.5, 0.6, network="0.1Gbit"), run(0.7, 0.7, 0.8, network="100Mbit")]
+
+
+@pytest.mark.parametrize("results", [STEPS, {"a": STEPS[:1], "b": tuple(STEPS[1:])}])
+def test_what_was_measured_is_computed_from_the_learner_s_runs(results):
+    verdict = MEASURED(3, results, WHY)
+    assert (verdict.state, "predicted 3 workers and measured 2, 0.67 times" in verdict.text) == (
+        "answered",
+        True,
+    )
+
+
+@pytest.mark.parametrize(
+    ("results", "state", "says"),
+    [
+        (..., "not yet", "predict a number first"),
+        ([], "not yet", "`results` is empty"),
+        (2, "wrong", "`results` holds int; give what `on_ranks` returned"),
+        ([STEPS, 2], "wrong", "`results` holds int"),
+        (STEPS[:1], "wrong", "one run; compare"),
+        (STEPS[0].ranks[0], "wrong", "`results` holds RankResult"),
+        ([*STEPS, run(0.1, program="", network="100Mbit")], "wrong", "a run of a cell; it must be of `step`"),
+        ([*STEPS, run(0.1, program="leap", network="100Mbit")], "wrong", "a run of `leap`"),
+        ([*STEPS, run(0.1)], "wrong", "a run at full speed; it must be at 100Mbit each way"),
+        ([*STEPS, run(0.1, network="100Mbit,latency=1ms")], "wrong", "1ms of latency; it must be at 100Mbit"),
+    ],
+)
+def test_runs_of_another_experiment_are_refused_by_name(results, state, says):
+    verdict = MEASURED(3, results, WHY)
+    assert (verdict.state, says in verdict.text) == (state, True), verdict
+
+
+def test_a_number_of_ranks_can_be_asked_for():
+    assert len(runs_of(STEPS[1], "step", ranks=2, network="100Mbit")) == 1
+    with pytest.raises(Wrong, match="a run on 1 rank; it must be on 2"):
+        runs_of(STEPS, "step", ranks=2, network="100Mbit")
+
+
+def test_our_answer_is_not_shown_before_something_was_measured():
+    assert "The link is full" not in MEASURED(3, STEPS[:1], WHY).text
