@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-
 import numpy as np
 import pandas as pd
 from matplotlib.figure import Figure
@@ -21,11 +19,10 @@ def name_of(strategy: str) -> str:
 MODELS = {"resnet50": "ResNet-50", "resnet101": "ResNet-101", "vgg16": "VGG-16", "bert-base": "BERT-base"}
 
 
-def throughput(rows: pd.DataFrame, colours: Mapping[str, str] = {}) -> Figure:
+def throughput(rows: pd.DataFrame) -> Figure:
     """Throughput over that of one device, a panel a model: points measured on emulated devices, lines closed forms.
 
-    `rows` are those of `scale_model.headline`; a row without `efficiency` is of a line alone. `colours` are of
-    strategies, where those of `style` mean something else beside the figure.
+    `rows` are those of `scale_model.headline`; a row without `efficiency` is of a line alone.
     """
     models = list(rows["model"].unique())
     figure, grid = style.figure(9.6, 4.4, columns=len(models), sharex=True, sharey=True, squeeze=False)
@@ -38,14 +35,13 @@ def throughput(rows: pd.DataFrame, colours: Mapping[str, str] = {}) -> Figure:
         style.theory(axes, ends, ends, "perfect", colour="ideal", linestyle=(0, (1.5, 1.5)))
         for index, (strategy, points) in enumerate(own.groupby("strategy", sort=False)):
             name, each = str(strategy), points["workers"]
-            colour = colours.get(name, name)
-            style.theory(axes, each, each * points["predicted"], name_of(name), colour=colour)
+            style.theory(axes, each, each * points["predicted"], name_of(name), colour=name)
             measured = points.dropna(subset=["efficiency"])
             if measured.empty:
                 continue
             times = (measured["workers"] * measured["efficiency"]).to_numpy(float)
             places = measured["workers"].to_numpy(float)
-            style.measured(axes, places, times, colour=colour, marker=style.MARKERS[index])
+            style.measured(axes, places, times, colour=name, marker=style.MARKERS[index])
             how = {"ring": "a ring", "workshop_parameter_server": "one server"}.get(name, name_of(name))
             unit = "" if reached else " devices"
             reached.append(f"{times[-1]:.{1 if times[-1] > 2 else 2}f}{unit} with {how}")

@@ -9,20 +9,21 @@ from typing import Any
 
 import numpy as np
 
-from workshop_utils.comm import threads
-from workshop_utils.comm.communicator import Communicator, PeerSilent
+from workshop_utils.comm.communicator import Communicator
 from workshop_utils.lessons.checks import (
     Wrong,
     exercise,
     expect,
     is_missing,
+    listed,
     mistakes,
     number_of,
     refuse,
     result_of,
 )
-from workshop_utils.lessons.checks.open_question import question
-from workshop_utils.lessons.checks.processes import Observed, values_on_ranks
+from workshop_utils.lessons.checks.open_question import measured, runs_of
+from workshop_utils.lessons.checks.processes import Observed, Stuck, on_threads, values_on_ranks
+from workshop_utils.training import data
 
 # Of the ranks, in three calls; ranks may have the same number.
 NUMBERS = (
@@ -36,8 +37,6 @@ WORKERS, LOCAL = (2, 3, 1, 2, 4, 5, 12, 11, 7), (1, 1, 1, 2, 2, 5, 4, 11, 7)
 SHARES = tuple(zip(WORKERS, LOCAL, (10, 10, 4, 10, 2, 1500, 16, 15, 61), strict=True))
 NEW = 3, 3, 11  # on processes, with a count that is new: what earlier calls have left helps nobody there
 
-averaged_at_the_end = question(__name__, "averaged_at_the_end")
-
 
 @exercise
 def total(answer: Callable[[Communicator, float], float]) -> str:
@@ -45,11 +44,11 @@ def total(answer: Callable[[Communicator, float], float]) -> str:
     for size in (2, 3, 4, 5, 6, 7, 1):
         where = f"with {number_of(size, 'rank')}"
         try:
-            totals = threads.run(size, lambda each: _totals(each, answer), timeout_seconds=10)
-        except PeerSilent as error:
-            raise Wrong(
-                f"{where}, {error}: all receive first, and no rank gets to send, or it waits for more than is sent."
-            ) from None
+            totals = on_threads(where, size, lambda each: _totals(each, answer))
+        except Stuck as stuck:
+            receives = "all receive first, and no rank gets to send, or it waits for more than is sent"
+            refuse("in recv" in str(stuck), f"{str(stuck)[:-1]}: {receives}.")
+            raise
         _judge_totals(where, totals)
     where = "on 3 processes"
     _judge_totals(where, values_on_ranks(where, 3, _totals, {"answer": answer}))
@@ -142,3 +141,26 @@ def _judge_shares(shares: list[set[int]], local: int, count: int) -> None:
     sizes = [len(share) for share in shares]
     spread = max(sizes) - min(sizes)
     refuse(spread > 1, f"{of}, the ranks have {sizes} images; shares may differ by at most one.")
+
+
+@measured
+def averaged_at_the_end(results: Any) -> float:
+    """The percentage of the test images that averaged weights recognise: the mean of runs of `train`, one a seed."""
+    digits = data.arrays(data.prepare("digits"))
+    percentages, seeds = [], []
+    for run in runs_of(results, "train", ranks=2):
+        asked = {"exchange": True, **run.arguments}
+        refuse(
+            asked["exchange"], 'these workers exchanged gradients in every step: pass `"exchange": False`.'
+        )
+        shown = [{*digits.train_labels[share].tolist()} for share in asked["shares"]]
+        whole = "worker 0 must have the digits 0 to 4, worker 1 those from 5 to 9"
+        refuse(shown != [{*range(5)}, {*range(5, 10)}], f"these workers had other images: {whole}.")
+        refuse(asked["batch"] != 32, f"these workers drew {asked['batch']} images in each step, not 32.")
+        weights = np.mean([each for _, each in run.values], axis=0)
+        right = (digits.test_images @ weights).argmax(axis=1) == digits.test_labels
+        percentages.append(100 * right.mean())
+        seeds.append(asked["seed"])
+    refuse(len({*seeds}) < 2, "one seed shows no spread: run at least two.")
+    refuse(len({*seeds}) < len(seeds), f"of the seeds {listed(seeds)} one is there twice.")
+    return float(np.mean(percentages))
