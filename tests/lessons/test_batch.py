@@ -13,6 +13,7 @@ from bs4 import BeautifulSoup
 
 from workshop_utils.jobs import JobError
 from workshop_utils.lessons import batch, report
+from workshop_utils.plots import playable
 
 pytestmark = pytest.mark.processes
 
@@ -50,6 +51,32 @@ def test_a_failing_lesson_does_not_stop_the_next_and_the_exit_code_says_so(tmp_p
     assert not re.search(r"(src|href)=.?https?://|@import", lesson)
     assert (output / "01_good.ipynb").is_file()
     assert "1 of 2 lessons succeeded" in capsys.readouterr().out
+
+
+def test_a_page_holds_drawings_from_outside_the_folder_words_of_figures_and_figures_to_play_with(tmp_path):
+    for folder in ("images", "notebooks", "build"):
+        (tmp_path / folder).mkdir()
+    (tmp_path / "images" / "drawn.svg").write_text("<svg xmlns='http://www.w3.org/2000/svg'/>")
+    picture = nbformat.v4.new_output(
+        "display_data", {"image/png": "aaaa"}, metadata={"image/png": {"alt": 'It "falls".'}}
+    )
+    data = {playable.SPECIFICATION: {"mark": "line"}, "image/png": "aaaa", "text/plain": "A line."}
+    played = [nbformat.v4.new_output("display_data", dict(data)) for _ in range(2)]
+    cells = [
+        nbformat.v4.new_markdown_cell("![A ring](../images/drawn.svg) ![Lost](../images/lost.svg)"),
+        nbformat.v4.new_code_cell("1", outputs=[picture, *played]),
+    ]
+    lesson = batch.Lesson(
+        tmp_path / "notebooks" / "00_own.ipynb", 1.0, "", nbformat.v4.new_notebook(cells=cells)
+    )
+    report.write_report(tmp_path / "build" / "report.html", [lesson])
+    text = (tmp_path / "build" / "00_own.html").read_text()
+    drawing, lost, figure = BeautifulSoup(text, "html.parser").select("img")
+    assert drawing["src"].startswith("data:image/svg+xml;base64,")
+    assert lost["src"] == "../images/lost.svg"
+    assert figure["alt"] == 'It "falls".'
+    assert text.count(playable.player()) == 1
+    assert [f'vegaEmbed("#playable-{number}"' in text for number in range(3)] == [True, True, False]
 
 
 def run(tmp_path, parameters, **notebooks):
@@ -260,11 +287,13 @@ def scaled():
     return pd.DataFrame(rows)
 
 
-def test_the_report_begins_with_the_scale_model(tmp_path):
-    page = report.write_report(tmp_path / "report.html", scaled=scaled())
+def test_the_report_begins_with_the_scale_model_a_picture_a_model(tmp_path):
+    rows = pd.concat([scaled(), scaled().assign(model="resnet101")])
+    page = report.write_report(tmp_path / "report.html", scaled=rows)
     page = BeautifulSoup(page.read_text(), "html.parser")
-    (first,) = page.select("img")
+    first, second = page.select("figure img")
     assert "VGG-16: 2 workers are worth 1.50 devices with a ring" in first["alt"]
+    assert "ResNet-101" in second["alt"]
     assert first.parent.find_next_sibling("p").find("b").text == "emulated device"
 
 

@@ -35,18 +35,8 @@ def gather(root: Path, folder: Path) -> None:
 
 
 def _prepared(notebook: nbformat.NotebookNode) -> nbformat.NotebookNode:
-    """Fold solutions, and put each figure's alternative text where the builder looks for it: at its cell.
-
-    Figures to play with become HTML; the first of a page loads the player.
-    """
-    outputs = [output for cell in notebook.cells for output in cell.get("outputs", [])]
-    played = [output for output in outputs if playable.SPECIFICATION in output.get("data", {})]
-    for number, output in enumerate(played):
-        figure = playable.html(
-            output.data[playable.SPECIFICATION], output.data["text/plain"], f"playable-{number}"
-        )
-        player = f'<script src="../_static/{PLAYER}"></script>' * (number == 0)
-        output.data = {"text/html": player + figure}
+    """Fold solutions, and put each figure's alternative text where the builder looks for it: at its cell."""
+    playable.play_in_page(notebook, f'<script src="../_static/{PLAYER}"></script>')
     for cell in notebook.cells:
         tags = cell.metadata.get("tags", [])
         if selection.SOLUTION in tags:

@@ -25,7 +25,9 @@ def throughput(rows: pd.DataFrame) -> Figure:
     `rows` are those of `scale_model.headline`; a row without `efficiency` is of a line alone.
     """
     models = list(rows["model"].unique())
-    figure, grid = style.figure(9.6, 4.4, columns=len(models), sharex=True, sharey=True, squeeze=False)
+    figure, grid = style.figure(
+        4.8 * len(models), 4.4, columns=len(models), sharex=True, sharey=True, squeeze=False
+    )
     for axes, model in zip(grid.flat, models, strict=True):
         own = rows[rows["model"] == model]
         emulated = own.dropna(subset=["efficiency"])

@@ -16,6 +16,7 @@ from html import escape
 from pathlib import Path
 from typing import Any
 
+import nbformat
 import vl_convert
 
 SPECIFICATION = "application/vnd.vegalite.v5+json"
@@ -68,6 +69,15 @@ def player() -> str:
     """The JavaScript that plays such figures: it defines `vegaEmbed`, and no other global name. It is 0.9 MB."""
     bundle = vl_convert.javascript_bundle("window.vegaEmbed = vegaEmbed;", vl_version=VERSION)
     return f"(() => {{{bundle}\n}})();"
+
+
+def play_in_page(notebook: nbformat.NotebookNode, loader: str) -> None:
+    """Put in place of each figure to play with its HTML; `loader`, HTML that brings the player, before the first."""
+    outputs = [output for cell in notebook.cells for output in cell.get("outputs", [])]
+    played = [output for output in outputs if SPECIFICATION in output.get("data", {})]
+    for number, output in enumerate(played):
+        figure = html(output.data[SPECIFICATION], output.data["text/plain"], f"playable-{number}")
+        output.data = {"text/html": loader * (number == 0) + figure}
 
 
 def html(specification: dict[str, Any], alternative: str, place: str) -> str:
