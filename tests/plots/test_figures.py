@@ -27,6 +27,7 @@ from workshop_utils.plots import (
     spark,
     tensorflow,
     torchx,
+    welcome,
 )
 from workshop_utils.training.horovod_timeline import TimelineSpan
 
@@ -79,6 +80,10 @@ EMULATED = table("strategy workers efficiency predicted", *ROWS).assign(
     gradient_nbytes=1e8, device_seconds=0.5
 )
 EMULATED = pd.concat([EMULATED.assign(model=name) for name in ("vgg16", "mine")])
+HALVES = {
+    name: np.array([[low, high]] * 2)
+    for name, low, high in (("alone", 50, 51), ("two workers", 90, 95), ("one process", 91, 96))
+}
 UNEVEN = EMULATED[
     (EMULATED["strategy"] == "ring") | (EMULATED["workers"] == 1)
 ]  # one measured at fewer counts
@@ -130,6 +135,8 @@ SHOWN = {
     "by seed": (
         lambda: spark.by_seed({"a": [3.0, 4.0], "b": [5.0]}, "loss", "a", "b"), [[(3.0, 0), (4.0, 0), (5.0, 1)]]
     ),
+    "recognised": (lambda: welcome.recognised(HALVES, 20),
+        [[(10, 50), (10, 90), (10, 91), (20, 51), (20, 95), (20, 96)], [(10, 90), (10, 91), (20, 95), (20, 96)]]),
     "throughput": (lambda: scaling.throughput(EMULATED), [[(1, 0.5), (1, 0.95), (4, 0.8), (4, 3.2)]] * 2),
     "uneven throughput": (lambda: scaling.throughput(UNEVEN), [[(1, 0.5), (1, 0.95), (4, 3.2)]] * 2),
 }  # fmt: skip

@@ -1,0 +1,45 @@
+"""Lesson 00: what workers recognise that have each seen half of the digits."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+from matplotlib.figure import Figure
+
+from workshop_utils.plots import style
+
+# By the order of the sides: the worker alone, both workers, one process.
+LOOKS = (("worker 0", "o", 0), ("data parallel", "s", 0), ("one process", "D", 1))
+LOWEST = 85  # per cent, of the panel that enlarges the best
+
+
+def recognised(curves: Mapping[str, np.ndarray], steps: int) -> Figure:
+    """The percentage of the test images recognised against the step, for three sides; the last two once more, enlarged.
+
+    `curves` has an array (seeds, evaluations) for each side, evaluated at equal intervals up to `steps`.
+    """
+    figure, panels = style.figure(9.6, 4.2, columns=2)
+    ends = []
+    for index, (name, curve) in enumerate(curves.items()):
+        colour, marker, first = LOOKS[index]
+        at = np.linspace(0, steps, curve.shape[1] + 1)[1:]
+        ends.append(f"{name} {curve[:, -1].mean():.0f} %")
+        for axes in panels if index else panels[:1]:
+            band = style.colour_of(colour)
+            axes.fill_between(at, curve.min(axis=0), curve.max(axis=0), color=band, alpha=0.2)
+            look: dict[str, Any] = {
+                "colour": colour,
+                "marker": marker,
+                "markevery": (first, 2),
+                "linestyle": "solid",
+            }
+            style.measured(axes, at, curve.mean(axis=0), name, **look)
+    for axes, lowest in zip(panels, (0, LOWEST), strict=True):
+        axes.set(xlabel="step", ylim=(lowest, 100))
+        axes.set_ylabel("test images recognised, %" + (f", from {lowest}" if lowest else ""))
+    alone, together, whole = ends
+    seeds = len(next(iter(curves.values())))
+    finding = f"Recognised: {together}, {whole}, {alone}"
+    return style.finish(figure, finding, f"mean of {seeds} seeds; band: smallest to largest")
