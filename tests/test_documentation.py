@@ -149,7 +149,7 @@ def test_links_into_the_documents_lead_to_a_heading_of_theirs():
             linked.setdefault(name, set()).add(anchor)
     assert linked
     for name, anchors in linked.items():
-        (page,) = [page for page in PAGES if page.name == name and page.parent.name == "docs"]
+        (page,) = [page for page in PAGES if page.name == name and page.parent in (ROOT, ROOT / "docs")]
         headings = re.findall(r"^#+ (.*)", page.read_text(), flags=re.MULTILINE)
         assert anchors <= {re.sub(r"[^\w -]", "", each).lower().replace(" ", "-") for each in headings}, name
 
