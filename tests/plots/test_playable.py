@@ -1,6 +1,7 @@
 """Figures to play with: each is drawn offline, says in words what it shows, is small, and computes what is taught."""
 
 import base64
+import functools
 import json
 import math
 from pathlib import Path
@@ -9,6 +10,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
+from workshop_utils.comm import threads
 from workshop_utils.comm.ring import ring_all_reduce
 from workshop_utils.plots import playable
 from workshop_utils.plots.communication import contributions
@@ -132,3 +134,47 @@ def test_the_curves_are_the_lesson_s_formulas(size):
         for name in ("ring", "recursive doubling", "halving-doubling", "double tree"):
             shown = row[name if name in row else f"{name}, estimate"]
             assert shown == pytest.approx(seconds(name, size, 10**power, 20e-6, 1.25e9))
+
+
+ROOFLINE = playable.figure("roofline").specification
+H100 = {"C": 989, "W": 50, "L": 4}
+
+
+def all_reduced(communicator, array):
+    """The bytes that a rank sends to all-reduce an array of values of two bytes."""
+    ring_all_reduce(communicator, array.copy())
+    return communicator.traffic.bytes_sent.sum()
+
+
+def placed(cut, **settings):
+    """Where the roofline has a cut."""
+    return calculated(ROOFLINE["transform"][:4], H100 | settings, cut=cut)
+
+
+@pytest.mark.parametrize(
+    ("ranks", "width", "hidden", "tokens", "blocks"), [(2, 12, 24, 5, 1), (3, 6, 48, 9, 4)]
+)
+def test_the_roofline_has_the_flop_per_byte_that_are_counted(ranks, width, hidden, tokens, blocks):
+    settings = {"N": ranks, "b": tokens, "F": hidden, "L": blocks}
+    weights, activations = np.zeros((2, width, hidden), "i2"), np.zeros((tokens, width), "i2")
+    forward = 2 * (2 * tokens * width * hidden)  # two products, a multiplication and an addition each
+    flop = forward + 2 * forward  # backward: the gradients of both factors of each product
+    per_array = [
+        np.mean(threads.run(ranks, functools.partial(all_reduced, array=each)))
+        for each in (weights, activations)
+    ]
+    assert placed("data", **settings)["I"] == pytest.approx(flop / per_array[0])
+    both = 2 * per_array[1]  # of activations, and of their gradient
+    assert placed("tensor", **settings)["I"] == pytest.approx(flop / ranks / both)
+    assert placed("pipeline", **settings)["I"] == pytest.approx(blocks * flop / (2 * activations.nbytes))
+
+
+def test_a_cut_is_a_ring_left_of_the_ridge_and_a_disc_from_it_on():
+    ridge = calculated(ROOFLINE["layer"][1]["transform"][:3], H100)
+    assert (ridge["I"], ridge["attained"]) == (19_780, 989)
+    below, above = (placed("tensor", N=2, b=1, F=width) for width in (6_593, 2 * 6_594))
+    assert below["attained"] == pytest.approx(989 * 3 * 6_593 / 2 / 19_780)
+    assert above["attained"] == 989
+    assert (below["fill"], above["fill"]) == ("white", "#CC6677")
+    limits = {each["name"]: each["bind"].get("min") for each in ROOFLINE["params"]}
+    assert limits["N"] == 2  # one rank sends nothing
