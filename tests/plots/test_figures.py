@@ -99,6 +99,8 @@ SHOWN = {
         [[(1, 1.2), (1, 1.2), (2, 0.8), (4, 0.9)], [(2, 1 / 3), (4, 2 / 3)]]),
     "bytes of four cuts": (lambda: parallelism.bytes_per_step(SENT, dict.fromkeys(parallelism.CUTS, np.sqrt), 3),
         [sorted([(batch, sent) for batch in (1, 4) for sent in (2, 3, 4, 5)] + [(8 / sent, 2) for sent in (3, 4, 5)])]),
+    "roofline": (lambda: parallelism.roofline(np.array([4.0, 1.0]), np.array([3.0, 1.0]), 8.0, 2.0, "so"),
+        [[(1, 1), (4, 3)]]),
     # The median of two seeds: of their gradients, and of their seconds, with the loss.
     "not waiting": (lambda: parallelism.asynchronous_losses({"waiting": LOSSES}, {"waiting": 0.5}),
         [[(5.5, 7.5), (8.5, 10.5), (11.5, 13.5)], [(6.5, 7.5), (9.5, 10.5), (12.5, 13.5)]]),

@@ -41,6 +41,33 @@ def bytes_per_step(
     return style.finish(axes, title, detail)
 
 
+def roofline(
+    intensity: np.ndarray, attained: np.ndarray, flops: float, bandwidth: float, detail: str
+) -> Figure:
+    """FLOP/s that a rank `attained`, by the FLOP that it does per byte sent, under the roof of a core and its link.
+
+    `flops` is the core's FLOP/s without any exchange, `bandwidth` the link's bytes/s each way. The roof is for an
+    exchange that overlaps all computing (Williams et al. 2009), the curve below it for one that overlaps nothing.
+    """
+    _, axes = style.figure(7.2, 4.0)
+    ridge = flops / bandwidth
+    line = np.geomspace(min(ridge, *intensity) / 2, 4 * max(ridge, *intensity), 200)
+    one_by_one = 1 / (1 / flops + 1 / (line * bandwidth))
+    style.theory(axes, line, np.minimum(flops, line * bandwidth), "all overlaps", colour="one process")
+    style.theory(axes, line, one_by_one, "nothing overlaps", linewidth=1, linestyle=style.DASHES[1])
+    style.measured(axes, intensity, attained, colour="data parallel")
+    style.mark(axes, ridge)
+    style.note(
+        axes, f"ridge {ridge:,.0f}", (ridge, 0), (4, 6), xycoords=("data", "axes fraction"), color=style.QUIET
+    )
+    axes.set(xscale="log", yscale="log", xlabel="FLOP per byte sent", ylabel="attained by a rank (FLOP/s)")
+    style.log_ticks(axes.xaxis)
+    axes.xaxis.set_major_formatter("{x:,.0f}")
+    style.log_ticks(axes.yaxis)
+    style.unit_axis(axes.yaxis, "")
+    return style.finish(axes, "Left of the ridge, sending takes longer than computing", detail)
+
+
 def asynchronous_losses(runs: Mapping[str, np.ndarray], rates: Mapping[str, float]) -> Figure:
     """The server's loss by gradients and by virtual seconds.
 
