@@ -3,20 +3,26 @@
 from __future__ import annotations
 
 import functools
+import math
 from collections.abc import Callable, Iterator
 from itertools import product
+from numbers import Real
 from typing import Any
 
 import numpy as np
 
 from workshop_utils.comm.communicator import Communicator
 from workshop_utils.lessons.checks import (
+    NotYet,
+    Wrong,
     exercise,
     expect,
     explain,
+    is_missing,
     listed,
     mistakes,
     number_of,
+    recognise,
     refuse,
     result_of,
 )
@@ -26,6 +32,10 @@ from workshop_utils.lessons.checks.processes import NETWORK, on_threads, values_
 Answer = Callable[..., Any]
 RankResult = tuple[Any, int]  # what a rank returned, and the bytes that it sent
 Spoiled = tuple[int | slice, float]  # where a gradient is spoiled, and by which value
+
+# FLOP/s of an H100, dense in bf16, and bytes/s each way by NVLink 4 and InfiniBand NDR: peaks by NVIDIA's data sheets.
+H100, NVLINK, INFINIBAND = 989e12, 450e9, 50e9
+GPT_3_WIDTH = 49_152  # 4 · 12,288: Brown et al. 2020, section 2.1
 
 equal_time = question(__name__, "equal_time")
 
@@ -174,6 +184,50 @@ def _judge_bytes(sent: int, size: int, nbytes: int, where: str) -> None:
     why = "sum parts of the outputs and of the inputs' gradient, and send nothing else"
     too_many = sent > most + 64  # room for the single bytes of a barrier
     refuse(too_many, f"{where}, all ranks together send {sent:,} bytes; {enough}: {why}.")
+
+
+@exercise
+def roofline(answer: tuple[Answer, Answer]) -> str:
+    """`answer` is the fewest tokens of a data-parallel rank, and the most ranks of a tensor-cut block.
+
+    Both exchange for no longer than they compute, forward and backward; values have 2 bytes.
+    """
+    if not isinstance(answer, tuple | list) or len(answer) != 2:
+        raise Wrong("give two functions: (smallest_batch, most_ranks).")
+    batches = [(H100, NVLINK, 8), (H100, INFINIBAND, 1024), (312e12, 300e9, 2), (H100, NVLINK, 1)]
+    widths = [(H100, NVLINK, GPT_3_WIDTH), (H100, INFINIBAND, GPT_3_WIDTH), (312e12, 1.25e9, 4096)]
+    for own, right, name, cases, because in (
+        (answer[0], _smallest_batch, "smallest_batch", batches, "round up, or not at all"),
+        (answer[1], _most_ranks, "most_ranks", widths, "round down"),
+    ):
+        if is_missing(own):
+            raise NotYet(f"write `{name}`, then run this again.")
+        given = [result_of(own, *case) for case in cases]
+        recognise(own, cases, mistakes(__name__, name))
+        for got, case in zip(given, cases, strict=True):
+            expected = right(*case)
+            rounded_up = isinstance(got, Real) and got == math.ceil(expected)
+            call = f"{name}({', '.join(f'{each:g}' for each in case)})"
+            expect(got, got if rounded_up else expected, call, because)
+    tokens, ranks = (
+        [f"{round(right(H100, link, last)):,}" for link in (NVLINK, INFINIBAND)]
+        for right, last in ((_smallest_batch, 8), (_most_ranks, GPT_3_WIDTH))
+    )
+    return (
+        f"8 H100s need {tokens[0]} tokens each by NVLink, and {tokens[1]} by InfiniBand. A block as wide as GPT-3's "
+        f"can be cut among {ranks[0]} by NVLink, and among {ranks[1]} by InfiniBand, which is why tensor parallelism "
+        "stays inside the machine."
+    )
+
+
+def _smallest_batch(flops: float, bandwidth: float, ranks: int) -> float:
+    """6 P FLOP a token in `flops` take as long as 2 (N − 1)/N · P values of 2 bytes by `bandwidth`."""
+    return 2 / 3 * (ranks - 1) / ranks * flops / bandwidth
+
+
+def _most_ranks(flops: float, bandwidth: float, width: int) -> int:
+    """12 D F/N FLOP a token take as long as two all-reduces, 4 (N − 1)/N · D values of 2 bytes."""
+    return math.floor(1 + 1.5 * width * bandwidth / flops)
 
 
 def _tried(
