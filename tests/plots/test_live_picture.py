@@ -64,6 +64,7 @@ def test_a_long_run_is_drawn_in_a_bounded_number_of_strips_that_hold_all_its_sec
     for step in range(1, 2001):
         tell(run, 0, step, float(step), compute_seconds=0.6, wait_seconds=0.4)
     picture = live.draw(run)
+    assert words(picture).startswith("1 process · ")
     computed = [right - left for left, right, height in lanes(picture) if height == 0.6]
     assert len(computed) <= live.MOST_SPANS
     assert sum(computed) == pytest.approx(2000)

@@ -158,7 +158,8 @@ def _strips(reports: pd.DataFrame) -> Iterator[Strip]:
 
 def _summary(run: Run, metrics: pd.DataFrame) -> str:
     workers = len({*run.workers, *metrics["worker"]})
-    facts = [f"{workers} processes" + (f", {MOST_LANES} drawn" if workers > MOST_LANES else "")]
+    counted = f"{workers} process{'es' * (workers > 1)}"
+    facts = [counted + (f", {MOST_LANES} drawn" if workers > MOST_LANES else "")]
     facts += [run.device] if run.device else []
     by_worker = metrics.groupby("worker")
     first, last = by_worker["loss"].first().mean(), by_worker["loss"].last().mean()
