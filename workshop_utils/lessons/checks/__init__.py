@@ -25,7 +25,8 @@ what to say when everything is right:
 
 - Typical wrong formulas stand in `mistakes.yaml`, each with a sentence; `recognise` finds the one that agrees with a
   function in some cases, and `compare` compares a function with the right one.
-- `questions.yaml` has the questions without one right answer: `question(__name__, "equal_time")` (`open_question`).
+- `questions.yaml` has the questions without one right answer; what was measured is computed from the learner's results
+  by a function under `@measured` (`open_question`).
 - On ranks: `processes.on_threads` and `processes.values_on_ranks` run a program that calls the learner's function. It
   may raise Wrong and NotYet there, too, by all of the above.
 - In sentences: `number_of(3, "rank")` is "3 ranks", and `listed((1, 2, 5))` is "1, 2 and 5".
