@@ -22,6 +22,7 @@ from typing import Any
 
 import nbformat
 import oxipng
+from nbconvert.preprocessors.coalescestreams import CoalesceStreamsPreprocessor
 from PIL import Image
 
 from workshop_utils.jobs import JobError
@@ -68,6 +69,7 @@ def clean(notebook: Any) -> None:
 
     Widgets don't work without a kernel; the static form beside them stays. Compress figures, and fold solutions.
     """
+    CoalesceStreamsPreprocessor().preprocess(notebook, {})  # what was printed in turns is one output
     notebook.metadata = nbformat.NotebookNode({"kernelspec": KERNEL, "language_info": {"name": "python"}})
     for cell in notebook.cells:
         tags = cell.metadata.get("tags")
