@@ -52,7 +52,7 @@ PURPOSES = {
     "mpi": "Open MPI, for lesson 12",
     "horovod": "for lesson 05, which shows its recorded results without it, and for jobs of 11",
     "transformers": "BERT, for lesson 13",
-    "aws": "the SageMaker SDK, for lesson 11",
+    "aws": "AWS's SDKs, that of SageMaker too, for lesson 11",
     "kubernetes": "the cluster's client, for lessons 06 and 12",
     "spark": "Spark, for lesson 14",
 }
