@@ -1,12 +1,13 @@
-"""Lesson 00: what workers recognise that have each seen half of the digits."""
+"""Lesson 00: what workers recognise that have each seen half of the digits, and when a second one helps."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
 from matplotlib.figure import Figure
+from matplotlib.ticker import MaxNLocator
 
 from workshop_utils.plots import style
 
@@ -43,3 +44,31 @@ def recognised(curves: Mapping[str, np.ndarray], steps: int) -> Figure:
     seeds = len(next(iter(curves.values())))
     finding = f"Recognised: {together}, {whole}, {alone}"
     return style.finish(figure, finding, f"mean of {seeds} seeds; band: smallest to largest")
+
+
+def steps(times: Mapping[str, Mapping[str, Sequence[float]]]) -> Figure:
+    """How long a step takes, a panel a network: one worker, one with half of the images, and two that share them.
+
+    `times` has milliseconds by network and side, in this order. Bars are medians, points single runs. What two workers
+    take beyond one with half of the images is drawn as the exchange.
+    """
+    drawn, panels = style.panels(list(times), 9.6, 3.1, sharey=True)
+    factors = []
+    for axes, sides in zip(panels, times.values(), strict=True):
+        alone, half, both = (float(np.median(each)) for each in sides.values())
+        factors.append(alone / both)
+        parts = {"computing": (alone, half, min(half, both)), "exchange": (0, 0, max(0, both - half))}
+        style.stacked(axes, parts, {"computing": "compute", "exchange": "send"}, fontsize=8.5)
+        for row, each in enumerate(sides.values()):
+            style.measured(
+                axes, each, [row + 0.2] * len(each), colour="ideal", linestyle="none", markersize=4
+            )
+        axes.set(xlim=(0, None), xlabel="a step, in ms")
+        axes.xaxis.set_major_locator(MaxNLocator(5))
+    style.rows(panels[0], list(next(iter(times.values()))))
+    wide, narrow = factors
+    finding = (
+        f"Two workers: {wide:.2g} times as fast with the wide network, {narrow:.2g} times with the narrow one"
+    )
+    rounds = len(next(iter(next(iter(times.values())).values())))
+    return style.finish(drawn, finding, f"bars: medians of {rounds} runs; points: single runs")
