@@ -9,7 +9,6 @@ import torch
 from one_process import MLP
 
 from workshop_utils.comm import threads
-from workshop_utils.plots import playable
 
 pytestmark = pytest.mark.processes
 
@@ -75,28 +74,3 @@ def test_the_lessons_gradient_and_the_tests_own_are_those_of_torch(lesson):
         assert own == pytest.approx(loss.item())
         for mine, array in zip(gradient, arrays, strict=True):
             np.testing.assert_allclose(mine, array.grad.numpy(), atol=1e-13)
-
-
-@pytest.mark.parametrize(("cut", "ranks"), [(cut, ranks) for cut in CUTS for ranks in ONLY.get(cut, (3,))])
-def test_the_figure_to_play_with_has_the_bytes_that_are_counted(lesson, cut, ranks):
-    images, labels = batch_of(32)
-    counted = {}
-    for name in {cut, "data"}:
-        program = functools.partial(step, lesson=lesson, cut=name, images=images, labels=labels)
-        counted[name] = np.mean([sent for _, sent in threads.run(ranks, program)])
-    figure = playable.figure("cut").specification
-    names = {"ranks": ranks, "inputs": 64, "hidden": 50, "classes": 10, "batch": 32}
-
-    def calculate(transforms, *fields):
-        for each in transforms:
-            if each.get("as") in fields:
-                names[each["as"]] = eval(each["calculate"].replace("datum.", ""), names)
-
-    calculate(figure["transform"], "parameters", *CUTS)
-    assert counted[cut] == pytest.approx(names[cut])
-    if cut != "data":  # where both send the same
-        shown = figure["layer"][1]["transform"][0]["filter"].replace("datum.", "").replace("&&", "and")
-        (k,) = [k for k in range(101) if eval(shown, {"k": k, "cut": cut})]
-        names["bytes"] = names[cut] / 32 * 10 ** (k / 20)  # of the one row from which a circle is drawn
-        calculate(figure["layer"][1]["transform"], "limit", "crossing")
-        assert names["crossing"] == pytest.approx(counted["data"] / (counted[cut] / 32))

@@ -64,10 +64,11 @@ WAITED = table(
     ("worker-0", 2, 0.1, 0.25),
     ("worker-1", 2, 0.3, 0.05),
 )
-SENT = pd.Series(
-    {(cut, batch): 2.0 + place for place, cut in enumerate(parallelism.CUTS) for batch in (1, 4)}
-)
-LOSSES = np.arange(1.0, 19).reshape(2, 3, 3)  # seeds, evaluations, [gradients, seconds, loss]
+CUTS = *parallelism.CUTS, parallelism.INSIDE
+SENT = pd.Series({(cut, batch): 2.0 + place for place, cut in enumerate(CUTS) for batch in (1, 4)})
+TIMES = np.array(
+    [[[2.0, 20], [3, 30]], [[4, 40], [5, 50]], [[9, 90], [10, 99]]]
+)  # seeds, losses, [seconds, gradients]
 PATH = Link(1e-3, 2e7)
 CHECKED = table("workers nbytes fastest", (48, 1e8, "ring"), (64, 1e3, "halving_doubling"))
 SIMULATED = table("algorithm workers seconds", ("ring", 2, 2.0), ("ring", 8, 8.0))
@@ -98,13 +99,15 @@ SHOWN = {
         [[(0, 31), (1, 36), (2, 41), (3, 42)]]),
     "step times": (lambda: baseline.step_times({1: [1.2, 1.2], 2: [0.8], 4: [0.9]}, (0.0, 1.2, 0.2), 2, 0.1),
         [[(1, 1.2), (1, 1.2), (2, 0.8), (4, 0.9)], [(2, 1 / 3), (4, 2 / 3)]]),
-    "bytes of four cuts": (lambda: parallelism.bytes_per_step(SENT, dict.fromkeys(parallelism.CUTS, np.sqrt), 3),
-        [sorted([(batch, sent) for batch in (1, 4) for sent in (2, 3, 4, 5)] + [(8 / sent, 2) for sent in (3, 4, 5)])]),
+    "bytes of four cuts": (lambda: parallelism.bytes_per_step(SENT, dict.fromkeys(CUTS, np.sqrt), 3),
+        [sorted([(1, sent) for sent in range(2, 7)] + [(4, sent) for sent in range(2, 7)]
+          + [(8 / sent, 2) for sent in range(3, 7)])]),
     "roofline": (lambda: parallelism.roofline(np.array([4.0, 1.0]), np.array([3.0, 1.0]), 8.0, 2.0, "so"),
         [[(1, 1), (4, 3)]]),
-    # The median of two seeds: of their gradients, and of their seconds, with the loss.
-    "not waiting": (lambda: parallelism.asynchronous_losses({"waiting": LOSSES}, {"waiting": 0.5}),
-        [[(5.5, 7.5), (8.5, 10.5), (11.5, 13.5)], [(6.5, 7.5), (9.5, 10.5), (12.5, 13.5)]]),
+    # Three seeds and their median, to each of two losses.
+    "time to a loss": (lambda: parallelism.time_to_loss({"alone": TIMES, "together": TIMES / 2}, (0.2, 0.1)),
+        [[(1, 1), (2, 0), (2, 1), (2, 1), (4, 0), (4, 0), (4.5, 1), (9, 0)],
+         [(1.5, 1), (2.5, 1), (2.5, 1), (3, 0), (5, 0), (5, 0), (5, 1), (10, 0)]]),
     "pushes": (lambda: consistency.pushes({"a": PUSHES}, 1, 0), [[(0, 0), (0.1, 1), (0.2, 0)]]),
     "ring": (lambda: communication.ring_steps(ring_all_reduce, 4), [None] * 7 + [[]]),
     # Pale from when the sender was done with it until it had been received.

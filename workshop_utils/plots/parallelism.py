@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -12,6 +12,7 @@ from matplotlib.figure import Figure
 from workshop_utils.plots import style
 
 CUTS = ("data", "column", "layer", "row")  # in the colours and markers of `style`
+INSIDE = "row, inside a network"  # as the row cut, with rings on a dashed line
 
 
 def bytes_per_step(
@@ -21,23 +22,28 @@ def bytes_per_step(
     _, axes = style.figure(8.2, 4.4)
     batches = np.unique(counted.index.get_level_values(1))
     line = np.geomspace(batches[0], batches[-1], 50)
-    crossings, shifts = [], {"column": (-13, 9), "layer": (13, -19), "row": (0, -20)}
-    for colour, marker, name in zip(style.MUTED, style.MARKERS, CUTS, strict=False):
-        style.theory(axes, line, np.broadcast_to(formulas[name](line), line.shape), name, colour=colour)
-        style.measured(axes, batches, counted[name].to_numpy(), colour=colour, marker=marker)
+    looks = dict(zip(CUTS, zip(style.MUTED, style.MARKERS, strict=False), strict=False))
+    looks[INSIDE] = looks["row"]
+    crossings, shifts = {}, {"column": (-13, 9), "layer": (13, -19), "row": (0, -20), INSIDE: (-15, 8)}
+    for name, (colour, marker) in looks.items():
+        dashes = style.DASHES[name == INSIDE]
+        lines = np.broadcast_to(formulas[name](line), line.shape)
+        style.theory(axes, line, lines, name, colour=colour, linestyle=dashes)
+        points = counted[name].to_numpy()
+        style.measured(axes, batches, points, colour=colour, marker=marker, hollow=name == INSIDE)
         if name != "data":
             # By the counts: data parallelism sends the same at each batch, a cut of the network so much an image.
             data = counted["data"].iloc[-1]
-            crossings.append(batches[-1] * data / counted[name].iloc[-1])
-            style.note(
-                axes, f"{crossings[-1]:,.0f}", (crossings[-1], data), shifts[name], color=colour, ha="center"
-            )
-            axes.plot(crossings[-1], data, "o", ms=9, mfc="white", mec=colour, mew=1.6, zorder=4)
+            crossings[name] = batches[-1] * data / points[-1]
+            place = crossings[name], data
+            style.note(axes, f"{place[0]:,.0f}", place, shifts[name], color=colour, ha="center")
+            axes.plot(*place, "o", ms=9, mfc="white", mec=colour, mew=1.6, zorder=4)
     axes.set(yscale="log", ylabel="sent per rank and step (bytes; mean of ranks)", xlabel="batch (images)")
     style.power_axis(axes, list(batches))
     style.unit_axis(axes.yaxis, "B")
-    detail = "lines: formulas; points: counted on real ranks; rings: as many bytes as data parallelism"
-    title = f"With {ranks} ranks, data parallelism sends the least above {max(crossings):,.0f} images"
+    detail = f"{ranks} ranks; lines: formulas; points: counted on real ranks; rings: as many bytes as data parallelism"
+    row, inside = crossings["row"], crossings[INSIDE]
+    title = f"Row or data? Equal bytes at {row:,.0f} images, inside a network at {inside:,.0f}"
     return style.finish(axes, title, detail)
 
 
@@ -68,35 +74,32 @@ def roofline(
     return style.finish(axes, "Left of the ridge, sending takes longer than computing", detail)
 
 
-def asynchronous_losses(runs: Mapping[str, np.ndarray], rates: Mapping[str, float]) -> Figure:
-    """The server's loss by gradients and by virtual seconds.
+def time_to_loss(runs: Mapping[str, np.ndarray], targets: Sequence[float]) -> Figure:
+    """Virtual seconds until each side's network reaches each of `targets`, a panel each.
 
-    `runs` has an array of (seeds, evaluations, [gradients, seconds, loss]) for each side; `rates` are their learning
-    rates. Seconds are the seeds' median, too: their spread is small against that of the losses. A final loss is the
-    mean of the last five evaluations.
+    `runs` has an array of (seeds, targets, [seconds, gradients]) for each side; the others are held against the
+    first. Seconds and gradients are infinite in a seed that has not reached its target.
     """
-    figure, panels = style.figure(10.4, 4.4, columns=2, sharey=True)
-    seconds = []
-    for (name, run), colour, dashes in zip(runs.items(), style.MUTED, style.DASHES, strict=False):
-        middle, (low, high) = np.median(run, axis=0), np.percentile(run[:, :, 2], (25, 75), axis=0)
-        last = run[:, -5:, 2].mean(axis=1)
-        seconds.append(f"{name} {middle[-1, 1]:,.0f} s")
-        ends = f"{name}, rate {rates[name]:g}:\n{last.min():.2f} to {last.max():.2f}"
-        for axes, column in zip(panels, (0, 1), strict=True):
-            axes.fill_between(middle[:, column], low, high, color=colour, alpha=0.2, linewidth=0)
-            axes.plot(
-                middle[:, column], middle[:, 2], color=colour, linestyle=dashes, label="_" if column else ends
-            )
-    panels[0].set(xlabel="gradients computed by all replicas", ylabel="loss on the test images (nats)")
-    style.plain_ticks(panels[0].xaxis, next(iter(runs.values()))[0, 4::5, 0])
-    panels[0].set_yscale("log")
-    style.log_ticks(panels[0].yaxis)
-    panels[0].yaxis.set_major_formatter("{x:g}")
-    panels[1].set(xlabel="virtual time (s)", xscale="log")
-    panels[1].xaxis.set_major_formatter("{x:,g}")
-    detail = (
-        f"simulated; median of {len(run)} seeds; bands: middle half; labels: lowest and highest final loss"
-    )
-    style.headline(figure, f"Time for {middle[-1, 0]:,.0f} gradients: {', '.join(seconds)}", detail)
-    style.label_ends(panels[0], gap_points=27)
-    return figure
+    names = [f"to a loss of {target:g}" for target in targets]
+    figure, panels = style.panels(names, 10.4, 3.4, sharey=True)
+    middles = {side: np.median(run, axis=0) for side, run in runs.items()}
+    first = next(iter(middles.values()))
+    for place, axes in enumerate(panels):
+        for row, ((side, run), colour) in enumerate(zip(runs.items(), style.MUTED, strict=False)):
+            seconds, gradients = middles[side][place]
+            axes.plot([0, seconds], [row, row], color=style.tint(colour, 0.4), linewidth=5, zorder=1)
+            style.measured(axes, run[:, place, 0], np.full(len(run), row), colour=colour, alpha=0.5)
+            axes.plot(seconds, row, "|", color=colour, markersize=13, markeredgewidth=2.4, zorder=4)
+            words = f"{seconds:,.0f} s", f"{gradients:,.0f} gradients"
+            if row:
+                faster, fewer = first[place] / (seconds, gradients)
+                words = (
+                    f"{words[0]}: {faster:.1f} times as fast",
+                    f"{words[1]}: {1 / fewer:.1f} times as many",
+                )
+            style.note(axes, "\n".join(words), (0, row), (2, 8), color=colour, va="bottom", linespacing=1.05)
+        axes.set(xlabel="virtual time (s)", xlim=(0, None))
+        style.rows(axes, list(runs), (len(runs) - 0.6, -0.95))
+    found = ", ".join(f"{side} {middle[-1, 0]:,.0f} s" for side, middle in middles.items())
+    detail = f"simulated; dots: {len(run)} seeds; bars and numbers: their median"
+    return style.finish(figure, f"To a loss of {targets[-1]:g}: {found}", detail)

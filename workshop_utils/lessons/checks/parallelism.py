@@ -26,7 +26,7 @@ from workshop_utils.lessons.checks import (
     refuse,
     result_of,
 )
-from workshop_utils.lessons.checks.open_question import question
+from workshop_utils.lessons.checks.open_question import measured, runs_of
 from workshop_utils.lessons.checks.processes import NETWORK, on_threads, values_on_ranks
 
 Answer = Callable[..., Any]
@@ -37,7 +37,41 @@ Spoiled = tuple[int | slice, float]  # where a gradient is spoiled, and by which
 H100, NVLINK, INFINIBAND = 989e12, 450e9, 50e9
 GPT_3_WIDTH = 49_152  # 4 · 12,288: Brown et al. 2020, section 2.1
 
-equal_time = question(__name__, "equal_time")
+FEWEST_BATCHES = 3  # through which a straight line of seconds against images shows that it is one
+
+
+@measured
+def equal_time(results: Any) -> float:
+    """The batch at which a step takes the slowest rank equally long under both cuts: where two straight lines cross.
+
+    `results` are runs of `seconds_per_step(communicator, name, batches)`, one or more for each cut.
+    """
+    points: dict[str, list[tuple[int, float]]] = {"data": [], "column": []}
+    for run in runs_of(results, "seconds_per_step", ranks=4, network="10Mbit,latency=5ms"):
+        name, batches = run.arguments.get("name"), list(run.arguments.get("batches", ()))
+        refuse(name not in points, f"`results` has a run of the cut {name!r}; compare 'data' with 'column'.")
+        are_whole = all(isinstance(each, list) and len(each) == len(batches) for each in run.values)
+        whole = "on each rank a list of seconds, one for each batch"
+        refuse(not are_whole, f"a run of the cut {name!r} returned something else than {whole}.")
+        points[str(name)] += zip(batches, np.max(run.values, axis=0), strict=True)
+    missing = [name for name, measurements in points.items() if not measurements]
+    refuse(missing, f"`results` has no run of the cut {' or '.join(map(repr, missing))}; measure both.")
+    for name, measurements in points.items():
+        different = len({batch for batch, _ in measurements})
+        too_few = f"you measured {number_of(different, 'batch', 'es')} of the cut {name!r}"
+        refuse(different < FEWEST_BATCHES, f"{too_few}; take at least {FEWEST_BATCHES}, different ones.")
+    axes = [np.array(each, dtype=float).T for each in points.values()]
+    slopes, starts = np.transpose([np.polyfit(batches, seconds, 1) for batches, seconds in axes])
+    crossing = float((starts[0] - starts[1]) / (slopes[1] - slopes[0])) if slopes[1] > slopes[0] else 0.0
+    for measurements in points.values():
+        low, high = min(measurements)[0], max(measurements)[0]
+        missed = f"by your runs a step takes equally long outside the {low} to {high} images that you tried"
+        refuse(not low < crossing < high, f"{missed}: take batches on both sides of where the lines cross.")
+    crossed = f"by your runs a step takes equally long at {crossing:.0f} images"
+    refuse(
+        not 20 <= crossing <= 60, f"{crossed}: something disturbed them; measure again on a quiet machine."
+    )
+    return crossing
 
 
 @exercise

@@ -1,6 +1,6 @@
 """Figures to play with: sliders and curves that need neither a kernel nor a network.
 
-    playable.figure("cut")      # the file cut.json beside this one
+    playable.figure("ring")     # the file ring.json beside this one
 
 Each is a Vega-Lite 5 specification, a file of JSON that can be opened in any Vega editor: data from `sequence` or
 `values`, closed forms in `calculate`, sliders in `params`. JupyterLab has the player built in; pages made from a
