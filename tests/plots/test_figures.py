@@ -54,8 +54,16 @@ SHARDED = {"DDP": (0, [16e6, 16e6]), "FSDP2": (3, [8e6, 4e6])}
 STEPS = (10, 1), (11, 2), (12, 3), (14, 2), (15, 3), (16, 4)
 RESTARTED = table("seconds step", *STEPS).assign(rank=0, loss=1.0)
 FUSED = [TimelineSpan("a", "NEGOTIATE_ALLREDUCE", 1.0, 1.5), TimelineSpan("a", "GLOO_ALLREDUCE", 1.5, 2.5)]
-NBYTES = {512: {"parameters": 10e6, "optimizer": 20e6, "gradients": 10e6, "activations": 5e6}}
-HELD = [[31e6, 36e6, 41e6, 42e6]]
+FOLLOWED = [
+    {"phase": phase, "operation": "mm", "process": 3e6 + sum(tensors.values()), "tensors": tensors}
+    for phase, tensors in (
+        ("forward", {"parameters": 10e6}),
+        ("forward", {"parameters": 10e6, "activations": 5e6}),
+        ("backward", {"parameters": 10e6, "activations": 5e6, "gradients": 1}),  # too little to be drawn
+        ("backward", {"parameters": 10e6, "activations": 5e6, "gradients of activations": 9e6}),
+        ("update", {"parameters": 10e6, "gradients": 10e6}),
+    )
+]
 EVENTS = [[Event("send", 1, 8, 0, 1, "")], [Event("recv", 0, 8, 0, 3, "")]]
 SERIES = communication.Series([2, 4], [1.0, 1.5], [1.0, 1.25])
 WAITED = table(
@@ -95,8 +103,9 @@ UNEVEN = EMULATED[
 SHOWN = {
     "step": (lambda: baseline.step_shares({16: {"data": 1, "forward": 2, "backward": 4, "update": 13}}),
         [[(0, 0.05), (0.05, 0.1), (0.15, 0.2), (0.35, 0.65)]]),
-    "memory": (lambda: baseline.memory(NBYTES, HELD, [5e7]),
-        [[(0, 31), (1, 36), (2, 41), (3, 42)]]),
+    "memory": (lambda: baseline.memory({512: FOLLOWED}, {512: 2e7}), [[(0, 13), (1, 18), (2, 27), (3, 23)]]),
+    "roofline of a core": (lambda: baseline.roofline({1: (0.5, 4e9), 64: (20, 9e10)}, (0.4, 2e9), (1e10, 1e11)),
+        [[(0.4, 2), (0.5, 4), (20, 90)]]),
     "step times": (lambda: baseline.step_times({1: [1.2, 1.2], 2: [0.8], 4: [0.9]}, (0.0, 1.2, 0.2), 2, 0.1),
         [[(1, 1.2), (1, 1.2), (2, 0.8), (4, 0.9)], [(2, 1 / 3), (4, 2 / 3)]]),
     "bytes of four cuts": (lambda: parallelism.bytes_per_step(SENT, dict.fromkeys(CUTS, np.sqrt), 3),

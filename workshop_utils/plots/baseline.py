@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
+from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from workshop_utils.plots import style
@@ -53,48 +54,123 @@ def _percent(share: float) -> str:
     return f"{100 * share:.0f} %"
 
 
-def memory(
-    formulas: Mapping[int, Mapping[str, float]],
-    measured: Sequence[Sequence[float]],
-    peaks: Sequence[float],
+def roofline(
+    layers: Mapping[int, tuple[float, float]], update: tuple[float, float], roofs: tuple[float, float]
 ) -> Figure:
-    """Memory in one step, a panel a batch: bars are `formulas`, bytes of each part by batch; points are `measured`.
+    """A linear layer at several batches below the roofs of the device (Williams, Waterman and Patterson 2009).
 
-    `measured` has the bytes of each batch before the step and after its forward pass, its backward pass and its update;
-    `peaks` the most that there were in between, NaN where the system does not tell.
+    `layers` has, by batch, operations a byte and operations a second; `update` has those of Adam's update; `roofs` are
+    bytes a second that can be read, and operations a second.
     """
-    kept = {"parameters": "compute", "optimizer": "#9DB0BF"}
-    parts = [kept, kept | {"activations": "load"}, *[kept | {"gradients": "send"}] * 2]
-    drawn, panels = style.panels([f"batch {batch:,}" for batch in formulas], 9.6, 4.2, sharey=True)
-    for index, (axes, sizes) in enumerate(zip(panels, formulas.values(), strict=True)):
-        for x, colours in enumerate(parts):
-            bottom = 0.0
-            for part, colour in colours.items():
-                height = sizes[part] / 1e6
-                axes.bar(x, height, 0.86, bottom, color=style.colour_of(colour), edgecolor="white")
-                bottom += height
-                middle = bottom - height / 2
-                if axes is panels[-1] and part == "activations":
-                    style.inside(axes, x, middle, part, colour, fontsize=7, rotation=90)
-                elif axes is panels[-1] and x == len(parts) - 1:
-                    words = "Adam's state" if part == "optimizer" else part
-                    style.note(axes, words, (x, middle), (22, 0), va="center")
-        style.measured(axes, range(4), np.divide(measured[index], 1e6), colour="server", marker="D")
-        style.theory(
-            axes, (-0.45, 3.45), [peaks[index] / 1e6] * 2, colour="server", linestyle=style.DASHES[1]
-        )
-        axes.set_xticks(
-            range(4), ["before", "after\nforward", "after\nbackward", "after\nupdate"], fontsize=8
-        )
+    _, axes = style.figure(7.6, 4.4)
+    bandwidth, fastest = roofs
+    ridge = fastest / bandwidth
+    low = min(update[0], *(intensity for intensity, _ in layers.values())) / 2
+    high = 2 * max(intensity for intensity, _ in layers.values())
+    style.theory(axes, [low, ridge], [low * bandwidth / 1e9, fastest / 1e9])
+    style.theory(axes, [ridge, high], [fastest / 1e9] * 2)
+    read = f"reading: {bandwidth / 1e9:.1f} GB/s"
+    middle = np.sqrt(low * ridge)
+    style.note(axes, read, (middle, middle * bandwidth / 1e9), (-8, 4), ha="right")
+    multiplied = f"multiplying: {fastest / 1e9:,.0f} GFLOP/s"
+    style.note(axes, multiplied, (high, fastest / 1e9), (0, 5), ha="right")
+    style.mark(axes, ridge)
+    style.note(axes, f"ridge: {ridge:.0f} FLOP/byte", (ridge, update[1] / 1e9), (5, -4), color=style.QUIET)
+    for batch, (intensity, rate) in layers.items():
+        style.measured(axes, [intensity], [rate / 1e9], colour="compute", markersize=8)
+        words = f"batch {batch}" if batch == min(layers) else f"{batch}"
+        style.note(axes, words, (intensity, rate / 1e9), (0, -15), ha="center")
+    style.measured(axes, [update[0]], [update[1] / 1e9], colour="server", marker="D", markersize=8)
+    style.note(axes, "Adam's update", (update[0], update[1] / 1e9), (8, -10))
+    axes.set(xscale="log", xlabel="operations for each byte moved, in FLOP/byte")
+    axes.set(
+        yscale="log", ylabel="speed, in GFLOP/s", xlim=(low, high), ylim=(update[1] / 2e9, 2 * fastest / 1e9)
+    )
+    for axis in (axes.xaxis, axes.yaxis):
+        style.log_ticks(axis)
+        axis.set_major_formatter(lambda value, _: f"{value:g}")
+    shares = [_percent(layers[batch][1] / fastest) for batch in (min(layers), max(layers))]
+    finding = (
+        f"Batch {min(layers)} gets {shares[0]} of the core's arithmetic, batch {max(layers)} {shares[1]}"
+    )
+    return style.finish(
+        axes, finding, "points: a linear layer; lines: how fast one core reads, and multiplies"
+    )
+
+
+# What stands in memory, from the bottom up, and how it is drawn.
+KINDS = {
+    "parameters": "compute",
+    "Adam's state": "#9DB0BF",
+    "activations": "load",
+    "gradients": "send",
+    "gradients of activations": style.tint("send", 0.45),
+    "temporary": "wait",
+}
+
+
+def memory(steps: Mapping[int, Sequence[Mapping[str, Any]]], rules: Mapping[int, float]) -> Figure:
+    """Memory after each operation of a step, a panel a batch: areas are tensors, by kind, points the process.
+
+    `steps` has, by batch, the rows of `training.memory.StepMemory.table`, of the same operations each; `rules` has the
+    bytes that a rule of thumb gives. Operations that change little in every panel are left out.
+    """
+    totals = np.array([[_held(row) for row in rows] for rows in steps.values()])
+    moves = np.diff(totals, axis=1, prepend=0) / totals.max(axis=1, keepdims=True)
+    kept = np.flatnonzero((np.abs(moves) > 0.01).any(axis=0)).tolist()
+    names = [f"batch {batch:,}" for batch in steps]
+    drawn, panels = style.panels(names, 9.6, 6.6, below=True, sharex=True, sharey=True)
+    above = []
+    for axes, (batch, followed) in zip(panels, steps.items(), strict=True):
+        rows, rule = [followed[index] for index in kept], rules[batch] / 1e6
+        _areas(axes, rows, named=axes is panels[0])
+        ends = (-0.5, len(rows) - 0.5)
+        style.theory(axes, ends, [rule] * 2, f"rule: {rule:.0f} MB", linestyle=style.DASHES[1])
+        held = [_held(row) for row in rows]
+        top = held.index(max(held))
+        peak = f"{rows[top]['operation']}: {held[top]:.0f} MB"
+        style.note(axes, peak, (top + 0.5, rows[top]["process"] / 1e6), (4, -6))
+        where = rows[top]["phase"]
+        above.append(f"{100 * (held[top] / rule - 1):.0f} % in the {where}{' pass' * (where != 'update')}")
+        phases = [row["phase"] for row in rows]
+        for phase in dict.fromkeys(phases):
+            style.mark(axes, phases.index(phase) - 0.5, phase if axes is panels[0] else "")
+        axes.set(xlim=ends, ylabel="memory, in MB")
         axes.grid(visible=False, axis="x")
-    panels[0].set_ylabel("memory, in MB")
-    first, last = measured[0], measured[-1]
-    batches = list(formulas)
-    grown = (last[1] - last[0]) / (first[1] - first[0])
-    finding = f"{batches[-1] / batches[0]:g} times the batch: {grown:.1f} times the activations"
-    finding += f", {peaks[-1] / peaks[0]:.1f} times the peak" if np.isfinite(peaks).all() else ""
-    detail = "bars: formulas; points: what the operating system counts; dashed: its peak"
-    return style.finish(drawn, finding, detail)
+    highest = max(row["process"] for rows in steps.values() for row in rows) / 1e6
+    panels[0].set_ylim(0, 1.15 * highest)
+    # What frees memory is not named, since a tensor goes before the next operation begins.
+    first = next(iter(steps.values()))
+    ticks = [
+        first[at]["operation"] if row > 0 and (moves[:, at] > 0.01).any() else ""
+        for row, at in enumerate(kept)
+    ]
+    panels[-1].set_xticks(
+        range(len(kept)), ticks, rotation=40, ha="right", rotation_mode="anchor", fontsize=8
+    )
+    panels[-1].set_xlabel("operations that allocate, in their order; those that free are not named")
+    detail = "areas: PyTorch's tensors; points: the process; rule: 4 numbers a parameter, and the activations"
+    return style.finish(drawn, f"Peaks exceed the rule by {', '.join(above)}", detail)
+
+
+def _held(row: Mapping[str, Any]) -> float:
+    """MB of all tensors."""
+    return float(sum(row["tensors"].values()) / 1e6)
+
+
+def _areas(axes: Axes, rows: Sequence[Mapping[str, Any]], named: bool) -> None:
+    """The tensors of each row, one kind upon the other, and points for the process."""
+    edges, bottom = np.arange(len(rows) + 1) - 0.5, np.zeros(len(rows))
+    for kind, colour in KINDS.items():
+        height = np.array([row["tensors"].get(kind, 0) for row in rows]) / 1e6
+        axes.stairs(bottom + height, edges, baseline=bottom, fill=True, color=style.colour_of(colour))
+        if named and height.any():
+            tallest = np.flatnonzero(height >= 0.99 * height.max())
+            x = tallest[len(tallest) * 3 // 4]  # not on the line between two phases
+            style.inside(axes, x, bottom[x] + height[x] / 2, kind.replace(" of ", "\nof "), colour)
+        bottom += height
+    process = [row["process"] / 1e6 for row in rows]
+    style.measured(axes, range(len(rows)), process, colour="server", marker="D", markersize=5)
 
 
 def time_to_train() -> Figure:

@@ -3,8 +3,8 @@
 Learners pass in what they wrote and read a sentence. Nothing is raised, so a notebook with unsolved exercises still
 runs to its end:
 
-    one_worker.fit(...)                           # Not yet: put your answer in place of the dots, then run this again.
-    one_worker.fit(my_fit)                        # Wrong: the numbers are right, but not their order: return a, b, c.
+    one_worker.laws(...)                          # Not yet: put your answer in place of the dots, then run this again.
+    one_worker.laws((amdahl, gustafson, flatt))   # Wrong: that is the number of workers: it would be right if nothing …
 
 This module has what all lessons share; each lesson's own checks have a module beside it. A new check is a function
 decorated with `exercise`. It takes the learner's answer, raises Wrong with a sentence on the first mistake, and returns
@@ -210,16 +210,14 @@ def of_lesson(file: str, module: str) -> dict[str, Any]:
     return dict(yaml.safe_load(text)[module.rpartition(".")[2]])
 
 
-def compare(
-    answer: Function, reference: Function, cases: Sequence[Sequence[Any]], tolerance: float = 1e-6
-) -> None:
-    """Raise Wrong unless `answer` gives what `reference` gives, to a relative `tolerance`, in all `cases`.
+def compare(answer: Function, reference: Function, cases: Sequence[Sequence[Any]]) -> None:
+    """Raise Wrong unless `answer` gives what `reference` gives, as in `expect`, in all `cases`.
 
     A case is the call in words (a format string for the arguments), the reason for its result, and the arguments.
     """
     for what, because, *arguments in cases:
         got = answer(*copy.deepcopy(arguments))
-        expect(got, reference(*arguments), what.format(*arguments), because, tolerance)
+        expect(got, reference(*arguments), what.format(*arguments), because)
 
 
 def recognise(answer: Function, cases: Sequence[tuple[Any, ...]], mistakes: Mapping[str, Function]) -> None:

@@ -2,14 +2,26 @@
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 
-from workshop_utils.lessons.checks import NotYet, Wrong, compare, exercise, is_missing, mistakes, recognise
-from workshop_utils.lessons.checks.open_question import question
+from workshop_utils.lessons.checks import (
+    NotYet,
+    Wrong,
+    compare,
+    exercise,
+    is_missing,
+    listed,
+    mistakes,
+    recognise,
+    refuse,
+    refuse_any,
+)
+from workshop_utils.lessons.checks.open_question import measured, runs_of
+from workshop_utils.network.devices import EmulatedDevice
+from workshop_utils.ranks.results import Results
 from workshop_utils.scaling.laws import amdahl_speedup, gustafson_speedup, karp_flatt
 
 Function = Callable[..., Any]
@@ -19,8 +31,10 @@ FRACTIONS: list[tuple[float, ...]] = [(0.05, 8), (0.3, 64), (0.2, 1), (0, 8), (1
 FRACTIONS += [(0.6, 16), (0.5, 2), (0.9, 3)]
 SECONDS: list[tuple[float, ...]] = [(10, 4, 4), (3, 1, 5), (2, 1, 2), (1.28, 0.6, 4), (10, 2, 4), (5, 7, 8)]
 SECONDS += [(10, 6, 2), (9, 5, 3), (100, 20, 64), (1.28, 2.4, 16), (1, 7, 3)]
-# Numbers of workers that cannot tell a, b and c apart: one or two different ones.
-TOO_FEW = [(1, 4), (2, 2, 8, 8), (2, 2, 2), (2, 2, 2, 8, 8, 8), (1, 4) * 6, (3, 5, 5), (6,), (12, 16, 12, 12)]
+# Of section 7's step: of one worker's forward and backward pass, the update's share of it, and what is sent.
+STEP_SECONDS, UPDATE_SHARE, IMAGES = 1.2, 1 / 15, 1440
+GRADIENT_NBYTES = 8 * 750 * (64 + 10)
+BARRIER_NBYTES = 1000  # more than the barriers of a step send
 
 
 @exercise
@@ -43,59 +57,55 @@ def laws(answer: tuple[Function, Function, Function]) -> str:
     return "Amdahl and Gustafson are one law: with s = g / (g + (1 − g) N) they give the same speed-up."
 
 
-def fitted(workers: np.ndarray, seconds: np.ndarray) -> np.ndarray:
-    """a, b and c of a + b/N + c(N − 1), by least squares."""
-    rows = np.stack([workers**0, 1 / workers, workers - 1], axis=1)
-    return np.linalg.lstsq(rows, seconds)[0]
+@measured
+def where_it_stops(results: Any) -> float:
+    """The number of workers with the shortest median step; as many less one, and more one, must have been tried."""
+    seconds: dict[int, list[float]] = {}
+    for run in runs_of(results, "train_together", network="100Mbit"):
+        seconds.setdefault(len(run), []).append(_seconds_of_step(run))
+    once = [workers for workers, each in seconds.items() if len(each) < 2]
+    refuse(
+        once,
+        f"`results` has one run with {listed(sorted(once))} workers; one run shows no spread: take two or more.",
+    )
+    medians = {workers: float(np.median(each)) for workers, each in seconds.items()}
+    shortest = min(medians, key=medians.__getitem__)
+    untried = {shortest - 1, shortest + 1} - {0, *seconds}
+    refuse(
+        untried,
+        f"of {listed(sorted(seconds))} workers, {shortest} have the shortest step; with {listed(sorted(untried))} it "
+        "may be shorter still: try that, too.",
+    )
+    return shortest
 
 
-@exercise
-def fit(answer: Function) -> str:
-    """`answer(workers, seconds)` is `fitted`, or raises ValueError where there are fewer than three different N."""
-    cases = []
-    for a, b, c, *sizes in (
-        (0.1, 1.2, 0.07, 4, 1, 2, 2, 1, 8, 4),
-        (0.1, 1.2, 0.07, 2, 6, 12, 3, 24),
-        (-0.1, 1.2, 0.07, 1, 2, 4),  # whole numbers
-        (0.1, 1.2, 0.07, 16, 3, 8, 5),
-        (0.1, 1.2, 0.07, 4, 5, 6),  # neighbours: nearly alike, but not quite
-        (0.1, 1.2, 0.07, 10, 8, 9),
-        (0.9, 1.2, -0.2, 1, 2, 4, 4, 2, 1, 1, 2, 4),  # three numbers of workers only
-        (2.0, -1.2, 0.07, 3, 8, 2, 5, 1, 6),
-        (0.1, 1.2, 0.07, 3, 1, 16, 2, 8, 4, 1, 12, 6, 2, 24),
-    ):
-        workers = np.array(sizes, dtype=int if sizes == [1, 2, 4] else float)
-        noise = np.random.default_rng(0).normal(size=len(sizes))
-        noise[-1] *= 20  # a run that was disturbed counts as any other
-        seconds = a + b / workers + c * (workers - 1) + 0.02 * noise * (len(sizes) > 4)
-        cases.append((workers, np.round(seconds, 3)))
-    recognise(answer, cases[:2], mistakes(__name__, "fit", fitted=fitted))
-    because = "a, b, c by least squares of all times"
-    for case in reversed(cases):
-        compare(answer, fitted, [("my_fit({}, {})", because, *case)], tolerance=1e-4)
-        given = copy.deepcopy(case)
-        answer(*given)
-        _refuse_changes(given, case)
-    for few in TOO_FEW:
-        case = np.array(few, dtype=float), 0.1 + 1.2 / np.array(few)
-        given = copy.deepcopy(case)
-        try:
-            got = answer(*given)
-        except ValueError:
-            _refuse_changes(given, case)
-            continue
-        with np.printoptions(precision=3):
-            gave = f"of the workers {few} it gave {got}"
-        raise Wrong(
-            f"{gave}; one or two different numbers of workers cannot tell three unknowns apart, so infinitely "
-            "many fits are equally good: raise ValueError."
+def _seconds_of_step(run: Results) -> float:
+    """The slowest worker's. Raises Wrong where this was not the lesson's step on the lesson's devices."""
+    workers, trained = len(run), len(run.arguments.get("labels", ()))
+    device = str(EmulatedDevice.parse(f"{STEP_SECONDS}s"))
+    refuse_any(
+        "`results` has a run on ",
+        {
+            f"{run.device or 'no emulated device'}; it must be {device}.": run.device != device,
+            f"{trained:,} images; it must be {IMAGES:,}, as in section 7.": trained != IMAGES,
+        },
+    )
+    for each in run:
+        exchanges = 2 * (workers - 1 if each.rank == 0 else 1) * (workers > 1)  # one warms up
+        refuse(
+            abs(each.bytes_sent - exchanges * GRADIENT_NBYTES) > BARRIER_NBYTES,
+            f"rank {each.rank} of {workers} sent {each.bytes_sent:,.0f} bytes; by section 7's exchange it sends "
+            f"{exchanges * GRADIENT_NBYTES:,}.",
         )
-    return "it finds a, b and c from any three or more numbers of workers, and refuses to guess from fewer."
-
-
-def _refuse_changes(given: tuple[np.ndarray, ...], case: tuple[np.ndarray, ...]) -> None:
-    if not all(map(np.array_equal, given, case)):
-        raise Wrong("the numbers are right, but it changes the arrays that it is given: compute with copies.")
-
-
-where_it_stops = question(__name__, "where_it_stops")
+    try:
+        seconds = max(float(value[0]) for value in run.values)
+    except (TypeError, ValueError, IndexError, KeyError):
+        raise Wrong(
+            "`results` has a run that returned no seconds; `train_together` returns them first."
+        ) from None
+    least = STEP_SECONDS * (1 / workers + UPDATE_SHARE)
+    refuse(
+        not seconds > 0.95 * least,
+        f"`results` has a step of {seconds:.2f} s with {workers} workers; their devices alone need {least:.2f} s.",
+    )
+    return seconds
