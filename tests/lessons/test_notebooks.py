@@ -178,6 +178,7 @@ def test_what_differs_from_run_to_run_is_removed_and_pictures_are_made_light():
         outputs=[
             nbformat.v4.new_output("display_data", {"image/png": picture, WIDGET_VIEW: {"model_id": "1"}}),
             nbformat.v4.new_output("stream", text="\r0/2 |  |\r2/2 |██|\nsaid after a bar\n"),
+            nbformat.v4.new_output("stream", text="and in another turn\n"),
             nbformat.v4.new_output("stream", name="stderr", text="\r2/2 |██|\n"),
         ],
         metadata={"execution": {"iopub.execute_input": "now"}, "tags": ["idea"]},
@@ -187,6 +188,6 @@ def test_what_differs_from_run_to_run_is_removed_and_pictures_are_made_light():
     assert set(notebook.metadata) == {"kernelspec", "language_info"}
     assert notebook.cells[0].metadata == {"tags": ["idea"]}
     output, text = notebook.cells[0].outputs
-    assert text.text == "said after a bar\n"
+    assert text.text == "said after a bar\nand in another turn\n"
     assert list(output.data) == ["image/png"]
     assert Image.open(io.BytesIO(base64.b64decode(output.data["image/png"]))).mode == "P"

@@ -69,7 +69,6 @@ def clean(notebook: Any) -> None:
 
     Widgets don't work without a kernel; the static form beside them stays. Compress figures, and fold solutions.
     """
-    CoalesceStreamsPreprocessor().preprocess(notebook, {})  # what was printed in turns is one output
     notebook.metadata = nbformat.NotebookNode({"kernelspec": KERNEL, "language_info": {"name": "python"}})
     for cell in notebook.cells:
         tags = cell.metadata.get("tags")
@@ -86,6 +85,7 @@ def clean(notebook: Any) -> None:
             data.pop(WIDGET_VIEW, None)
             if png := data.get("image/png"):
                 data["image/png"] = base64.b64encode(light(base64.b64decode(png))).decode()
+    CoalesceStreamsPreprocessor().preprocess(notebook, {})  # what was printed in turns is one output
 
 
 def light(png: bytes) -> bytes:
