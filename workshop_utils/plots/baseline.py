@@ -91,7 +91,7 @@ def roofline(
         axis.set_major_formatter(lambda value, _: f"{value:g}")
     shares = [_percent(layers[batch][1] / fastest) for batch in (min(layers), max(layers))]
     finding = (
-        f"Batch {min(layers)} gets {shares[0]} of the core's arithmetic, batch {max(layers)} {shares[1]}"
+        f"Batch {min(layers)} reaches {shares[0]} of the core's arithmetic; batch {max(layers)}, {shares[1]}"
     )
     return style.finish(
         axes, finding, "points: a linear layer; lines: how fast one core reads, and multiplies"
@@ -149,7 +149,7 @@ def memory(steps: Mapping[int, Sequence[Mapping[str, Any]]], rules: Mapping[int,
         range(len(kept)), ticks, rotation=40, ha="right", rotation_mode="anchor", fontsize=8
     )
     panels[-1].set_xlabel("operations that allocate, in their order; those that free are not named")
-    detail = "areas: PyTorch's tensors; points: the process; rule: 4 numbers a parameter, and the activations"
+    detail = "areas: PyTorch's tensors; points: the process, with its matrix library's buffers"
     return style.finish(drawn, f"Peaks exceed the rule by {', '.join(above)}", detail)
 
 
