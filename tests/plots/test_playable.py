@@ -18,6 +18,7 @@ from workshop_utils.plots.communication import contributions
 NOTEBOOK = Path(__file__).parents[2] / "notebooks" / "04_ring_all_reduce.ipynb"
 FUNCTIONS = {name: getattr(math, name) for name in ("ceil", "floor", "log", "pow", "sqrt")}
 FUNCTIONS |= {"LN2": math.log(2), "max": max, "min": min, "round": round}
+FUNCTIONS["format"] = lambda number, pattern: {".2r": two_digits}[pattern](number)
 NAMES = sorted(path.stem for path in playable.FOLDER.glob("*.json"))
 MOST_NBYTES = 10_000  # of a specification
 
@@ -54,6 +55,12 @@ def in_python(expression):
     condition, is_conditional, branches = expression.replace("&&", "and").partition(" ? ")
     then, _, otherwise = branches.partition(" : ")
     return f"({then} if {condition} else {in_python(otherwise)})" if is_conditional else condition
+
+
+def two_digits(number):
+    """A number to two significant digits, as d3's `.2r` has it."""
+    rounded = float(f"{number:.1e}")
+    return f"{rounded:.{max(1 - math.floor(math.log10(rounded)), 0)}f}"
 
 
 def calculated(transforms, settings, **data):
@@ -148,7 +155,7 @@ def all_reduced(communicator, array):
 
 def placed(cut, **settings):
     """Where the roofline has a cut."""
-    return calculated(ROOFLINE["transform"][:4], H100 | settings, cut=cut)
+    return calculated(ROOFLINE["transform"], H100 | settings, cut=cut)
 
 
 @pytest.mark.parametrize(
@@ -169,12 +176,35 @@ def test_the_roofline_has_the_flop_per_byte_that_are_counted(ranks, width, hidde
     assert placed("pipeline", **settings)["I"] == pytest.approx(blocks * flop / (2 * activations.nbytes))
 
 
-def test_a_cut_is_a_ring_left_of_the_ridge_and_a_disc_from_it_on():
-    ridge = calculated(ROOFLINE["layer"][1]["transform"][:3], H100)
-    assert (ridge["I"], ridge["attained"]) == (19_780, 989)
-    below, above = (placed("tensor", N=2, b=1, F=width) for width in (6_593, 2 * 6_594))
-    assert below["attained"] == pytest.approx(989 * 3 * 6_593 / 2 / 19_780)
-    assert above["attained"] == 989
-    assert (below["fill"], above["fill"]) == ("white", "#CC6677")
-    limits = {each["name"]: each["bind"].get("min") for each in ROOFLINE["params"]}
-    assert limits["N"] == 2  # one rank sends nothing
+def test_a_cut_lies_between_all_overlapping_and_nothing():
+    """A GPU computes and sends at the same time, or in turn; its share is that of computing in all the time."""
+    for link, shares in (
+        (50, ("59 to 100", "35 to 53", "97 to 100")),
+        (450, ("93 to 100", "83 to 100", "100")),
+    ):
+        for cut, expected in zip(("data", "tensor", "pipeline"), shares, strict=True):
+            row = placed(cut, W=link, N=8, b=16_384, F=49_152)
+            computing, sending = 1 / 989e12, 1 / (row["I"] * link * 1e9)  # seconds per FLOP
+            assert row["all"] == pytest.approx(1e-12 / max(computing, sending))
+            assert row["none"] == pytest.approx(1e-12 / (computing + sending))
+            assert row["words"] == f"{cut} {expected}%"
+            assert link != H100["W"] or f"{expected}%" in ROOFLINE["description"]
+
+
+def test_at_the_ridge_the_roof_bends_and_a_cut_without_overlap_attains_half():
+    ridge = calculated(ROOFLINE["layer"][1]["transform"][:4], H100)
+    assert (ridge["I"], ridge["all"], ridge["none"]) == (19_780, 989, 989 / 2)
+    limits = {each["name"]: each["bind"] for each in ROOFLINE["params"]}
+    assert limits["N"]["min"] == 2  # one rank sends nothing
+
+
+@pytest.mark.parametrize(("pick", "end", "other"), [(min, "min", "max"), (max, "max", "min")])
+def test_every_setting_of_the_roofline_is_on_its_axes(pick, end, other):
+    binds = {each["name"]: each["bind"] for each in ROOFLINE["params"]}
+    settings = {name: pick(binds[name]["options"]) for name in "CW"}
+    settings |= {name: binds[name][end] for name in "bFL"} | {"N": binds["N"][other]}
+    for cut in ("data", "tensor", "pipeline"):
+        row = placed(cut, **settings)
+        for axis, values in (("x", [row["I"]]), ("y", [row["none"], row["all"]])):
+            low, high = ROOFLINE["encoding"][axis]["scale"]["domain"]
+            assert all(low <= value <= high for value in values)
