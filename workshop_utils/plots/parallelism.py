@@ -71,7 +71,7 @@ def roofline(
     axes.xaxis.set_major_formatter("{x:,.0f}")
     style.log_ticks(axes.yaxis)
     style.unit_axis(axes.yaxis, "")
-    return style.finish(axes, "Left of the ridge, sending takes longer than computing", detail)
+    return style.finish(axes, "Without overlap, half the roof at the ridge", detail)
 
 
 def time_to_loss(runs: Mapping[str, np.ndarray], targets: Sequence[float]) -> Figure:
