@@ -93,7 +93,7 @@ HALVES = {
     name: np.array([[low, high]] * 2)
     for name, low, high in (("alone", 50, 51), ("two workers", 90, 95), ("one process", 91, 96))
 }
-SHARED = {"one": [8.0], "half": [4.0], "two": [6.0]}
+SHARED = {"one": [8.0], "apart": [4.0], "two": [6.0]}
 UNEVEN = EMULATED[
     (EMULATED["strategy"] == "ring") | (EMULATED["workers"] == 1)
 ]  # one measured at fewer counts
@@ -152,7 +152,7 @@ SHOWN = {
     ),
     "recognised": (lambda: welcome.recognised(HALVES, 20),
         [[(10, 50), (10, 90), (10, 91), (20, 51), (20, 95), (20, 96)], [(10, 90), (10, 91), (20, 95), (20, 96)]]),
-    "shared steps": (lambda: welcome.steps({"wide": SHARED, "narrow": SHARED}),
+    "shared steps": (lambda: welcome.steps({1200: SHARED, 60: SHARED}),
         [[(4, 1.2), (6, 2.2), (8, 0.2)]] * 2),
     "throughput": (lambda: scaling.throughput(EMULATED), [[(1, 0.5), (1, 0.95), (4, 0.8), (4, 3.2)]] * 2),
     "uneven throughput": (lambda: scaling.throughput(UNEVEN), [[(1, 0.5), (1, 0.95), (4, 3.2)]] * 2),

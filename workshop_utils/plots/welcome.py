@@ -46,18 +46,18 @@ def recognised(curves: Mapping[str, np.ndarray], steps: int) -> Figure:
     return style.finish(figure, finding, f"mean of {seeds} seeds; band: smallest to largest")
 
 
-def steps(times: Mapping[str, Mapping[str, Sequence[float]]]) -> Figure:
-    """How long a step takes, a panel a network: one worker, one with half of the images, and two that share them.
+def steps(times: Mapping[int, Mapping[str, Sequence[float]]]) -> Figure:
+    """How long a step takes: one worker, two that exchange nothing, and two that do; a panel a number of images.
 
-    `times` has milliseconds by network and side, in this order. Bars are medians, points single runs. What two workers
-    take beyond one with half of the images is drawn as the exchange.
+    `times` has the milliseconds of single runs by images in a step and by side, in this order. Bars are medians. What
+    two workers take beyond two that exchange nothing is drawn as the exchange.
     """
-    drawn, panels = style.panels(list(times), 9.6, 3.1, sharey=True)
+    drawn, panels = style.panels([f"{images:,} images in a step" for images in times], 9.6, 3.1, sharey=True)
     factors = []
-    for axes, sides in zip(panels, times.values(), strict=True):
-        alone, half, both = (float(np.median(each)) for each in sides.values())
-        factors.append(alone / both)
-        parts = {"computing": (alone, half, min(half, both)), "exchange": (0, 0, max(0, both - half))}
+    for (images, sides), axes in zip(times.items(), panels, strict=True):
+        alone, apart, both = (float(np.median(each)) for each in sides.values())
+        factors.append(f"{alone / both:.2g} times as fast with {images:,} images in a step")
+        parts = {"computing": (alone, apart, min(apart, both)), "exchange": (0, 0, max(0, both - apart))}
         style.stacked(axes, parts, {"computing": "compute", "exchange": "send"}, fontsize=8.5)
         for row, each in enumerate(sides.values()):
             style.measured(
@@ -66,9 +66,6 @@ def steps(times: Mapping[str, Mapping[str, Sequence[float]]]) -> Figure:
         axes.set(xlim=(0, None), xlabel="a step, in ms")
         axes.xaxis.set_major_locator(MaxNLocator(5))
     style.rows(panels[0], list(next(iter(times.values()))))
-    wide, narrow = factors
-    finding = (
-        f"Two workers: {wide:.2g} times as fast with the wide network, {narrow:.2g} times with the narrow one"
-    )
-    rounds = len(next(iter(next(iter(times.values())).values())))
-    return style.finish(drawn, finding, f"bars: medians of {rounds} runs; points: single runs")
+    runs = len(next(iter(next(iter(times.values())).values())))
+    finding = f"Two workers: {', '.join(factors)}".replace(" images in a step,", ",")
+    return style.finish(drawn, finding, f"bars: medians of {runs} runs; points: single runs")

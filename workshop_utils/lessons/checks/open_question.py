@@ -158,5 +158,5 @@ def _flat(given: Any) -> Iterable[Results]:
         for each in given.values() if isinstance(given, Mapping) else given:
             yield from _flat(each)
     else:
-        what = "give what `on_ranks` returned, or a list or dictionary of that"
+        what = "give what `on_ranks` returned, without `.values`, or a list or dictionary of that"
         raise Wrong(f"`results` holds {type(given).__name__}; {what}.")
