@@ -177,6 +177,12 @@ def test_a_figure_shows_its_numbers_under_a_headline_on_named_axes_and_nothing_r
                 assert page.count_contains(text.get_window_extent().corners()) == 4, text.get_text()
 
 
+def test_a_rank_whose_sending_overlaps_nothing_attains_half_the_roof_at_the_ridge():
+    figure = parallelism.roofline(np.array([1.0, 16.0]), np.array([1.0, 6.0]), 8.0, 2.0, "so")
+    roof, in_turn = (np.interp(4.0, *line.get_data()) for line in figure.axes[0].get_lines()[:2])
+    assert (roof, in_turn) == (pytest.approx(8, rel=0.02), pytest.approx(4, rel=0.02))
+
+
 def test_the_loss_of_a_pretraining_is_the_running_mean_of_its_ranks():
     rows = [
         (rank, step, 2 + sign + (step == 1)) for step in range(1, 31) for rank, sign in ((0, 0.1), (1, -0.1))
