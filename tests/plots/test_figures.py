@@ -72,8 +72,10 @@ WAITED = table(
     ("worker-0", 2, 0.1, 0.25),
     ("worker-1", 2, 0.3, 0.05),
 )
-CUTS = *parallelism.CUTS, parallelism.INSIDE
-SENT = pd.Series({(cut, batch): 2.0 + place for place, cut in enumerate(CUTS) for batch in (1, 4)})
+SENT = pd.Series(
+    {(cut, batch): 2.0 + place for place, cut in enumerate(parallelism.CUTS) for batch in (1, 4)}
+)
+AN_IMAGE = {"layer": 1.0, "column": 2.0, "row": 0.5}
 TIMES = np.array(
     [[[2.0, 20], [3, 30]], [[4, 40], [5, 50]], [[9, 90], [10, 99]]]
 )  # seeds, losses, [seconds, gradients]
@@ -108,9 +110,8 @@ SHOWN = {
         [[(0.4, 2), (0.5, 4), (20, 90)]]),
     "step times": (lambda: baseline.step_times({1: [1.2, 1.2], 2: [0.8], 4: [0.9]}, (0.0, 1.2, 0.2), 2, 0.1),
         [[(1, 1.2), (1, 1.2), (2, 0.8), (4, 0.9)], [(2, 1 / 3), (4, 2 / 3)]]),
-    "bytes of four cuts": (lambda: parallelism.bytes_per_step(SENT, dict.fromkeys(CUTS, np.sqrt), 3),
-        [sorted([(1, sent) for sent in range(2, 7)] + [(4, sent) for sent in range(2, 7)]
-          + [(8 / sent, 2) for sent in range(3, 7)])]),
+    "bytes of four cuts": (lambda: parallelism.bytes_per_step(SENT, 2, AN_IMAGE, dict.fromkeys(AN_IMAGE, 1.0)),
+        [sorted([(batch, 2 + place) for batch in (1, 4) for place in range(4)] + [(4, 16)]), [(2, 16)]]),
     "roofline": (lambda: parallelism.roofline(np.array([4.0, 1.0]), np.array([3.0, 1.0]), 8.0, 2.0, "so"),
         [[(1, 1), (4, 3)]]),
     # Three seeds and their median, to each of two losses.

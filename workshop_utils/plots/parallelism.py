@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 import pandas as pd
@@ -12,39 +11,42 @@ from matplotlib.figure import Figure
 from workshop_utils.plots import style
 
 CUTS = ("data", "column", "layer", "row")  # in the colours and markers of `style`
-INSIDE = "row, inside a network"  # as the row cut, with rings on a dashed line
+VALUE_NBYTES = 8
 
 
 def bytes_per_step(
-    counted: pd.Series, formulas: Mapping[str, Callable[[np.ndarray], Any]], ranks: int
+    counted: pd.Series, data: float, first: Mapping[str, float], inside: Mapping[str, float]
 ) -> Figure:
-    """What a rank sends per step, by batch: `counted` by cut and batch, and the lines of `formulas`."""
-    _, axes = style.figure(8.2, 4.4)
+    """What a rank sends per step, by batch: in a network's first block, where it was `counted`, and inside a network.
+
+    Args:
+        counted: bytes by cut and batch, the mean of the ranks.
+        data: the values that data parallelism sends, at any batch.
+        first: the values an image that each other cut sends in the first block.
+        inside: those inside a network, where the inputs' gradient crosses as well.
+    """
+    names = ("our network: images need no gradient", "inside a network, by formula")
+    figure, panels = style.panels(names, 10.4, 4.3, sharey=True)
     batches = np.unique(counted.index.get_level_values(1))
     line = np.geomspace(batches[0], batches[-1], 50)
-    looks = dict(zip(CUTS, zip(style.MUTED, style.MARKERS, strict=False), strict=False))
-    looks[INSIDE] = looks["row"]
-    crossings, shifts = {}, {"column": (-13, 9), "layer": (13, -19), "row": (0, -20), INSIDE: (-15, 8)}
-    for name, (colour, marker) in looks.items():
-        dashes = style.DASHES[name == INSIDE]
-        lines = np.broadcast_to(formulas[name](line), line.shape)
-        style.theory(axes, line, lines, name, colour=colour, linestyle=dashes)
-        points = counted[name].to_numpy()
-        style.measured(axes, batches, points, colour=colour, marker=marker, hollow=name == INSIDE)
-        if name != "data":
-            # By the counts: data parallelism sends the same at each batch, a cut of the network so much an image.
-            data = counted["data"].iloc[-1]
-            crossings[name] = batches[-1] * data / points[-1]
-            place = crossings[name], data
-            style.note(axes, f"{place[0]:,.0f}", place, shifts[name], color=colour, ha="center")
-            axes.plot(*place, "o", ms=9, mfc="white", mec=colour, mew=1.6, zorder=4)
-    axes.set(yscale="log", ylabel="sent per rank and step (bytes; mean of ranks)", xlabel="batch (images)")
-    style.power_axis(axes, list(batches))
-    style.unit_axis(axes.yaxis, "B")
-    detail = f"{ranks} ranks; lines: formulas; points: counted on real ranks; rings: as many bytes as data parallelism"
-    row, inside = crossings["row"], crossings[INSIDE]
-    title = f"Row or data? Equal bytes at {row:,.0f} images, inside a network at {inside:,.0f}"
-    return style.finish(axes, title, detail)
+    crossings = []
+    for axes, values in zip(panels, (first, inside), strict=True):
+        for place, (name, colour, marker) in enumerate(zip(CUTS, style.MUTED, style.MARKERS, strict=False)):
+            lines = line * values[name] if name in values else np.full_like(line, data)
+            style.theory(axes, line, VALUE_NBYTES * lines, name, colour=colour, linestyle=style.DASHES[place])
+            if values is first:
+                style.measured(axes, batches, counted[name].to_numpy(), colour=colour, marker=marker)
+        crossing = max(data / each for each in values.values())
+        crossings.append(f"{crossing:,.0f}")
+        at = crossing, VALUE_NBYTES * data
+        axes.plot(*at, "o", ms=9, mfc="white", mec=style.colour_of("one process"), mew=1.6, zorder=4)
+        style.note(axes, f"{crossings[-1]} images", at, (0, -20), ha="center")
+        style.power_axis(axes, list(batches))
+        axes.set(yscale="log", xlabel="batch (images)")
+    panels[0].set_ylabel("sent per rank and step (bytes)")
+    style.unit_axis(panels[0].yaxis, "B")
+    title = f"Data parallelism sends the least from {crossings[0]} images on; inside a network from {crossings[1]}"
+    return style.finish(figure, title, "lines: formulas; points: counted on 2 real ranks, their mean")
 
 
 def roofline(
@@ -81,7 +83,7 @@ def time_to_loss(runs: Mapping[str, np.ndarray], targets: Sequence[float]) -> Fi
     first. Seconds and gradients are infinite in a seed that has not reached its target.
     """
     names = [f"to a loss of {target:g}" for target in targets]
-    figure, panels = style.panels(names, 10.4, 3.4, sharey=True)
+    figure, panels = style.panels(names, 10.4, 0.8 * len(runs) + 1.1, sharey=True)
     middles = {side: np.median(run, axis=0) for side, run in runs.items()}
     first = next(iter(middles.values()))
     for place, axes in enumerate(panels):
@@ -100,6 +102,8 @@ def time_to_loss(runs: Mapping[str, np.ndarray], targets: Sequence[float]) -> Fi
             style.note(axes, "\n".join(words), (0, row), (2, 8), color=colour, va="bottom", linespacing=1.05)
         axes.set(xlabel="virtual time (s)", xlim=(0, None))
         style.rows(axes, list(runs), (len(runs) - 0.6, -0.95))
-    found = ", ".join(f"{side} {middle[-1, 0]:,.0f} s" for side, middle in middles.items())
+    factors = sorted(first[-1, 0] / middle[-1, 0] for middle in middles.values() if middle is not first)
+    found = f"To a loss of {targets[-1]:g}, the others are {factors[0]:.1f} to {factors[-1]:.1f} times as fast as "
+    found += next(iter(runs))
     detail = f"simulated; dots: {len(run)} seeds; bars and numbers: their median"
-    return style.finish(figure, f"To a loss of {targets[-1]:g}: {found}", detail)
+    return style.finish(figure, found, detail)

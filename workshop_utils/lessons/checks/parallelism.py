@@ -37,41 +37,35 @@ Spoiled = tuple[int | slice, float]  # where a gradient is spoiled, and by which
 H100, NVLINK, INFINIBAND = 989e12, 450e9, 50e9
 GPT_3_WIDTH = 49_152  # 4 · 12,288: Brown et al. 2020, section 2.1
 
-FEWEST_BATCHES = 3  # through which a straight line of seconds against images shows that it is one
+WIDE, FEWEST_BATCHES = 640, 3  # units of the lesson's network; batches that show how it goes between them
 
 
 @measured
-def equal_time(results: Any) -> float:
-    """The batch at which a step takes the slowest rank equally long under both cuts: where two straight lines cross.
+def half_of_the_core(results: Any) -> float:
+    """The examples of a rank with which it does half of what its core does alone, interpolated between batches.
 
-    `results` are runs of `seconds_per_step(communicator, name, batches)`, one or more for each cut.
+    `results` are runs of `wide_steps(communicator, wide, batches, rounds)`. As in the lesson's figure the slower rank
+    counts, and the fastest round.
     """
-    points: dict[str, list[tuple[int, float]]] = {"data": [], "column": []}
-    for run in runs_of(results, "seconds_per_step", ranks=4, network="10Mbit,latency=5ms"):
-        name, batches = run.arguments.get("name"), list(run.arguments.get("batches", ()))
-        refuse(name not in points, f"`results` has a run of the cut {name!r}; compare 'data' with 'column'.")
-        are_whole = all(isinstance(each, list) and len(each) == len(batches) for each in run.values)
-        whole = "on each rank a list of seconds, one for each batch"
-        refuse(not are_whole, f"a run of the cut {name!r} returned something else than {whole}.")
-        points[str(name)] += zip(batches, np.max(run.values, axis=0), strict=True)
-    missing = [name for name, measurements in points.items() if not measurements]
-    refuse(missing, f"`results` has no run of the cut {' or '.join(map(repr, missing))}; measure both.")
-    for name, measurements in points.items():
-        different = len({batch for batch, _ in measurements})
-        too_few = f"you measured {number_of(different, 'batch', 'es')} of the cut {name!r}"
-        refuse(different < FEWEST_BATCHES, f"{too_few}; take at least {FEWEST_BATCHES}, different ones.")
-    axes = [np.array(each, dtype=float).T for each in points.values()]
-    slopes, starts = np.transpose([np.polyfit(batches, seconds, 1) for batches, seconds in axes])
-    crossing = float((starts[0] - starts[1]) / (slopes[1] - slopes[0])) if slopes[1] > slopes[0] else 0.0
-    for measurements in points.values():
-        low, high = min(measurements)[0], max(measurements)[0]
-        missed = f"by your runs a step takes equally long outside the {low} to {high} images that you tried"
-        refuse(not low < crossing < high, f"{missed}: take batches on both sides of where the lines cross.")
-    crossed = f"by your runs a step takes equally long at {crossing:.0f} images"
-    refuse(
-        not 20 <= crossing <= 60, f"{crossed}: something disturbed them; measure again on a quiet machine."
+    alone, seconds = 0.0, dict[int, float]()
+    for run in runs_of(results, "wide_steps", ranks=2, network="200Mbit"):
+        refuse(run.arguments["wide"] != WIDE, f"`wide` is {run.arguments['wide']}; it must be {WIDE}.")
+        batches = [int(each) for each in run.arguments["batches"]]
+        first, *others = np.max([of_rank for of_rank, _ in run.values], axis=0).min(axis=0)
+        alone = max(alone, max(batches) / first)
+        for batch, each in zip(batches, others, strict=True):
+            seconds[batch] = min(each, seconds.get(batch, math.inf))
+    few = f"you measured {number_of(len(seconds), 'batch', 'es')}; take at least {FEWEST_BATCHES}, different ones."
+    refuse(len(seconds) < FEWEST_BATCHES, few)
+    tried = sorted(seconds)
+    shares = [batch / seconds[batch] / alone for batch in tried]
+    reached = (
+        f"with {tried[0]:,} to {tried[-1]:,} examples your ranks did {shares[0]:.0%} to {shares[-1]:.0%}"
     )
-    return crossing
+    refuse(
+        not shares[0] < 0.5 < shares[-1], f"{reached} of what a core does alone: take batches around 50 %."
+    )
+    return float(np.exp(np.interp(0.5, np.maximum.accumulate(shares), np.log(tried))))
 
 
 @exercise
@@ -248,9 +242,9 @@ def roofline(answer: tuple[Answer, Answer]) -> str:
         for right, last in ((_smallest_batch, 8), (_most_ranks, GPT_3_WIDTH))
     )
     return (
-        f"8 H100s need {tokens[0]} tokens each by NVLink, and {tokens[1]} by InfiniBand. A block as wide as GPT-3's "
-        f"can be cut among {ranks[0]} by NVLink, and among {ranks[1]} by InfiniBand, which is why tensor parallelism "
-        "stays inside the machine."
+        f"8 H100s need {tokens[0]} tokens each by NVLink, and {tokens[1]} by InfiniBand. GPT-3's blocks of two "
+        f"matrices could be cut among {ranks[0]} by NVLink, and among {ranks[1]} by InfiniBand, if all sending "
+        "overlapped: so tensor parallelism stays where NVLink is."
     )
 
 
