@@ -58,7 +58,7 @@ def steps(times: Mapping[int, Mapping[str, Sequence[float]]]) -> Figure:
         alone, apart, both = (float(np.median(each)) for each in sides.values())
         factors.append(f"{alone / both:.2g} times as fast with {images:,} images in a step")
         parts = {"computing": (alone, apart, min(apart, both)), "exchange": (0, 0, max(0, both - apart))}
-        style.stacked(axes, parts, {"computing": "compute", "exchange": "send"}, fontsize=8.5)
+        style.stacked(axes, parts, {"computing": "compute", "exchange": "send"}, fontsize=8)
         for row, each in enumerate(sides.values()):
             style.measured(
                 axes, each, [row + 0.2] * len(each), colour="ideal", linestyle="none", markersize=4

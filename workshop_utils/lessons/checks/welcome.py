@@ -54,7 +54,10 @@ def total(answer: Callable[[Communicator, float], float]) -> str:
         _judge_totals(where, totals)
     where = "on 3 processes"
     _judge_totals(where, values_on_ranks(where, 3, _totals, {"answer": answer}))
-    return "every rank knows the sum, on 1 to 7 threads and 3 processes; messages went only to the right."
+    return (
+        "every rank knows the sum, on 1 to 7 threads and 3 processes; messages went only to the right. Where ranks add "
+        "in different orders, last bits may differ; lesson 04 adds each number in one place."
+    )
 
 
 def _totals(communicator: Communicator, answer: Callable[[Communicator, float], float]) -> list[Any]:
