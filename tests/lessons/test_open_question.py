@@ -129,3 +129,8 @@ def test_a_number_of_ranks_can_be_asked_for():
 
 def test_our_answer_is_not_shown_before_something_was_measured():
     assert "The link is full" not in MEASURED(3, STEPS[:1], WHY).text
+
+
+def test_large_numbers_are_written_out():
+    asked = OpenQuestion("examples", "The ridge moves.", (1, 1e6))
+    assert "you predicted 64,000 examples and measured 3,737, 0.058" in asked(64000, 3736.8, WHY).text

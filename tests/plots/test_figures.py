@@ -76,9 +76,7 @@ SENT = pd.Series(
     {(cut, batch): 2.0 + place for place, cut in enumerate(parallelism.CUTS) for batch in (1, 4)}
 )
 AN_IMAGE = {"layer": 1.0, "column": 2.0, "row": 0.5}
-TIMES = np.array(
-    [[[2.0, 20], [3, 30]], [[4, 40], [5, 50]], [[9, 90], [10, 99]]]
-)  # seeds, losses, [seconds, gradients]
+TIMES = {"one": [2.0, 4.0, 9.0], "two": [1.0, 2.0, 3.0]}
 PATH = Link(1e-3, 2e7)
 CHECKED = table("workers nbytes fastest", (48, 1e8, "ring"), (64, 1e3, "halving_doubling"))
 SIMULATED = table("algorithm workers seconds", ("ring", 2, 2.0), ("ring", 8, 8.0))
@@ -115,9 +113,8 @@ SHOWN = {
     "roofline": (lambda: parallelism.roofline(np.array([4.0, 1.0]), np.array([3.0, 1.0]), 8.0, 2.0, "so"),
         [[(1, 1), (4, 3)]]),
     # Three seeds and their median, to each of two losses.
-    "time to a loss": (lambda: parallelism.time_to_loss({"alone": TIMES, "together": TIMES / 2}, (0.2, 0.1)),
-        [[(1, 1), (2, 0), (2, 1), (2, 1), (4, 0), (4, 0), (4.5, 1), (9, 0)],
-         [(1.5, 1), (2.5, 1), (2.5, 1), (3, 0), (5, 0), (5, 0), (5, 1), (10, 0)]]),
+    "time to a loss": (lambda: parallelism.time_to_loss({0.5: TIMES, 0.1: TIMES}, 0.1),
+        [[(1, 1), (2, 0), (2, 1), (3, 1), (4, 0), (9, 0)]] * 2),
     "pushes": (lambda: consistency.pushes({"a": PUSHES}, 1, 0), [[(0, 0), (0.1, 1), (0.2, 0)]]),
     "ring": (lambda: communication.ring_steps(ring_all_reduce, 4), [None] * 7 + [[]]),
     # Pale from when the sender was done with it until it had been received.

@@ -162,7 +162,7 @@ def placed(cut, **settings):
     ("ranks", "width", "hidden", "tokens", "blocks"), [(2, 12, 24, 5, 1), (3, 6, 48, 9, 4)]
 )
 def test_the_roofline_has_the_flop_per_byte_that_are_counted(ranks, width, hidden, tokens, blocks):
-    settings = {"N": ranks, "b": tokens, "F": hidden, "L": blocks}
+    settings = {"N": ranks, "T": tokens, "F": hidden, "L": blocks}
     weights, activations = np.zeros((2, width, hidden), "i2"), np.zeros((tokens, width), "i2")
     forward = 2 * (2 * tokens * width * hidden)  # two products, a multiplication and an addition each
     flop = forward + 2 * forward  # backward: the gradients of both factors of each product
@@ -170,7 +170,7 @@ def test_the_roofline_has_the_flop_per_byte_that_are_counted(ranks, width, hidde
         np.mean(threads.run(ranks, functools.partial(all_reduced, array=each)))
         for each in (weights, activations)
     ]
-    assert placed("data", **settings)["I"] == pytest.approx(flop / per_array[0])
+    assert placed("data", **settings)["I"] == pytest.approx(flop / ranks / per_array[0])
     both = 2 * per_array[1]  # of activations, and of their gradient
     assert placed("tensor", **settings)["I"] == pytest.approx(flop / ranks / both)
     assert placed("pipeline", **settings)["I"] == pytest.approx(blocks * flop / (2 * activations.nbytes))
@@ -183,17 +183,17 @@ def test_a_cut_lies_between_all_overlapping_and_nothing():
         (450, ("93 to 100", "83 to 100", "100")),
     ):
         for cut, expected in zip(("data", "tensor", "pipeline"), shares, strict=True):
-            row = placed(cut, W=link, N=8, b=16_384, F=49_152)
+            row = placed(cut, W=link, N=8, T=131_072, F=49_152)
             computing, sending = 1 / 989e12, 1 / (row["I"] * link * 1e9)  # seconds per FLOP
-            assert row["all"] == pytest.approx(1e-12 / max(computing, sending))
-            assert row["none"] == pytest.approx(1e-12 / (computing + sending))
+            assert row["all"] == pytest.approx(computing / max(computing, sending))
+            assert row["none"] == pytest.approx(computing / (computing + sending))
             assert row["words"] == f"{cut} {expected}%"
             assert link != H100["W"] or f"{expected}%" in ROOFLINE["description"]
 
 
 def test_at_the_ridge_the_roof_bends_and_a_cut_without_overlap_attains_half():
     ridge = calculated(ROOFLINE["layer"][1]["transform"][:4], H100)
-    assert (ridge["I"], ridge["all"], ridge["none"]) == (19_780, 989, 989 / 2)
+    assert (ridge["I"], ridge["all"], ridge["none"]) == (19_780, 1, 0.5)
     limits = {each["name"]: each["bind"] for each in ROOFLINE["params"]}
     assert limits["N"]["min"] == 2  # one rank sends nothing
 
@@ -202,7 +202,7 @@ def test_at_the_ridge_the_roof_bends_and_a_cut_without_overlap_attains_half():
 def test_every_setting_of_the_roofline_is_on_its_axes(pick, end, other):
     binds = {each["name"]: each["bind"] for each in ROOFLINE["params"]}
     settings = {name: pick(binds[name]["options"]) for name in "CW"}
-    settings |= {name: binds[name][end] for name in "bFL"} | {"N": binds["N"][other]}
+    settings |= {name: binds[name][end] for name in "TFL"} | {"N": binds["N"][other]}
     for cut in ("data", "tensor", "pipeline"):
         row = placed(cut, **settings)
         for axis, values in (("x", [row["I"]]), ("y", [row["none"], row["all"]])):

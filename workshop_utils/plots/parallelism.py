@@ -76,34 +76,28 @@ def roofline(
     return style.finish(axes, "Without overlap, half the roof at the ridge", detail)
 
 
-def time_to_loss(runs: Mapping[str, np.ndarray], targets: Sequence[float]) -> Figure:
-    """Virtual seconds until each side's network reaches each of `targets`, a panel each.
+def time_to_loss(runs: Mapping[float, Mapping[str, Sequence[float]]], target: float) -> Figure:
+    """Virtual seconds until each side's network reaches a loss of `target`, a panel a spread of the computing times.
 
-    `runs` has an array of (seeds, targets, [seconds, gradients]) for each side; the others are held against the
-    first. Seconds and gradients are infinite in a seed that has not reached its target.
+    `runs` has the seconds of each seed by spread, in seconds, and side; infinite where a seed did not get there. The
+    sides are compared with the first.
     """
-    names = [f"to a loss of {target:g}" for target in targets]
-    figure, panels = style.panels(names, 10.4, 0.8 * len(runs) + 1.1, sharey=True)
-    middles = {side: np.median(run, axis=0) for side, run in runs.items()}
-    first = next(iter(middles.values()))
-    for place, axes in enumerate(panels):
-        for row, ((side, run), colour) in enumerate(zip(runs.items(), style.MUTED, strict=False)):
-            seconds, gradients = middles[side][place]
-            axes.plot([0, seconds], [row, row], color=style.tint(colour, 0.4), linewidth=5, zorder=1)
-            style.measured(axes, run[:, place, 0], np.full(len(run), row), colour=colour, alpha=0.5)
-            axes.plot(seconds, row, "|", color=colour, markersize=13, markeredgewidth=2.4, zorder=4)
-            words = f"{seconds:,.0f} s", f"{gradients:,.0f} gradients"
-            if row:
-                faster, fewer = first[place] / (seconds, gradients)
-                words = (
-                    f"{words[0]}: {faster:.1f} times as fast",
-                    f"{words[1]}: {1 / fewer:.1f} times as many",
-                )
-            style.note(axes, "\n".join(words), (0, row), (2, 8), color=colour, va="bottom", linespacing=1.05)
+    names = [f"{spread:g} s of each gradient's time vary" for spread in runs]
+    sides = next(iter(runs.values()))
+    figure, panels = style.panels(names, 10.4, 0.56 * len(sides) + 1.5, sharex=True, sharey=True)
+    factors = []
+    for axes, of_sides in zip(panels, runs.values(), strict=True):
+        medians = {side: float(np.median(seconds)) for side, seconds in of_sides.items()}
+        alone = next(iter(medians.values()))
+        for row, (side, seconds) in enumerate(of_sides.items()):
+            colour, middle = style.MUTED[min(row, 1)], medians[side]
+            axes.plot([0, middle], [row, row], color=style.tint(colour, 0.4), linewidth=7, zorder=1)
+            style.measured(axes, seconds, np.full(len(seconds), row), colour=colour, alpha=0.5)
+            words = f"{middle:,.0f} s" + (f": {alone / middle:.1f} times as fast" if row else "")
+            style.note(axes, words, (max(seconds), row), (9, 0), color=colour, va="center")
+            factors += [alone / middle] if row else []
         axes.set(xlabel="virtual time (s)", xlim=(0, None))
-        style.rows(axes, list(runs), (len(runs) - 0.6, -0.95))
-    factors = sorted(first[-1, 0] / middle[-1, 0] for middle in middles.values() if middle is not first)
-    found = f"To a loss of {targets[-1]:g}, the others are {factors[0]:.1f} to {factors[-1]:.1f} times as fast as "
-    found += next(iter(runs))
-    detail = f"simulated; dots: {len(run)} seeds; bars and numbers: their median"
-    return style.finish(figure, found, detail)
+    style.rows(panels[0], list(sides))
+    panels[0].set_xlim(0, 1.25 * max(max(each) for of_sides in runs.values() for each in of_sides.values()))
+    found = f"To a loss of {target:g}, 16 replicas are {min(factors):.1f} to {max(factors):.1f} times as fast as one"
+    return style.finish(figure, found, f"simulated; dots: {len(seconds)} seeds; bars: their median")

@@ -82,7 +82,7 @@ class OpenQuestion:
         if len(letters) < FEWEST_LETTERS or len(set(letters)) < FEWEST_DIFFERENT:
             needed = f"at least {FEWEST_LETTERS} letters, not always the same ones"
             return Verdict("wrong", f"`why` is no explanation yet; write a sentence or two, {needed}.")
-        compared = f"you predicted {prediction:,.4g} {self.unit} and measured {measurement:,.4g}"
+        compared = f"you predicted {_short(prediction)} {self.unit} and measured {_short(measurement)}"
         factor = measurement / prediction
         times = f"{factor:.3g}" if factor >= 1 else f"{factor:.2g}"  # 1.05 and 0.54
         off = "as predicted" if times == "1" else f"{times} times what you predicted"
@@ -102,6 +102,10 @@ class OpenQuestion:
             not 0 < number < math.inf, f"`{name}` is {value}; it must be a positive number of {self.unit}."
         )
         return number
+
+
+def _short(number: float) -> str:
+    return f"{number:,.0f}" if number >= 1000 else f"{number:.4g}"
 
 
 def question(module: str, name: str) -> OpenQuestion:

@@ -65,7 +65,10 @@ def half_of_the_core(results: Any) -> float:
     refuse(
         not shares[0] < 0.5 < shares[-1], f"{reached} of what a core does alone: take batches around 50 %."
     )
-    return float(np.exp(np.interp(0.5, np.maximum.accumulate(shares), np.log(tried))))
+    odds = [
+        share / (1 - share) for share in shares if share < 1
+    ]  # without overlap in proportion to the batch
+    return float(np.interp(1, np.maximum.accumulate(odds), tried[: len(odds)]))
 
 
 @exercise
@@ -216,13 +219,14 @@ def _judge_bytes(sent: int, size: int, nbytes: int, where: str) -> None:
 
 @exercise
 def roofline(answer: tuple[Answer, Answer]) -> str:
-    """`answer` is the fewest tokens of a data-parallel rank, and the most ranks of a tensor-cut block.
+    """`answer` is the fewest tokens of a data-parallel rank, and the most ranks of a tensor-cut layer.
 
-    Both exchange for no longer than they compute, forward and backward; values have 2 bytes.
+    Gradients may take as long as the backward pass, the first all-reduce of a layer as its forward pass; values have
+    2 bytes. Austin et al., "How To Scale Your Model", on training, has the same bounds for many ranks.
     """
     if not isinstance(answer, tuple | list) or len(answer) != 2:
         raise Wrong("give two functions: (smallest_batch, most_ranks).")
-    batches = [(H100, NVLINK, 8), (H100, INFINIBAND, 1024), (312e12, 300e9, 2), (H100, NVLINK, 1)]
+    batches = [(H100, NVLINK, 8), (H100, INFINIBAND, 1024), (312e12, 300e9, 2)]
     widths = [(H100, NVLINK, GPT_3_WIDTH), (H100, INFINIBAND, GPT_3_WIDTH), (312e12, 1.25e9, 4096)]
     for own, right, name, cases, because in (
         (answer[0], _smallest_batch, "smallest_batch", batches, "round up, or not at all"),
@@ -242,20 +246,20 @@ def roofline(answer: tuple[Answer, Answer]) -> str:
         for right, last in ((_smallest_batch, 8), (_most_ranks, GPT_3_WIDTH))
     )
     return (
-        f"8 H100s need {tokens[0]} tokens each by NVLink, and {tokens[1]} by InfiniBand. GPT-3's blocks of two "
-        f"matrices could be cut among {ranks[0]} by NVLink, and among {ranks[1]} by InfiniBand, if all sending "
-        "overlapped: so tensor parallelism stays where NVLink is."
+        f"8 H100s need {tokens[0]} tokens each by NVLink, and {tokens[1]} behind NICs of their own. Layers as wide as "
+        f"GPT-3's can be cut among {ranks[0]} by NVLink, and among {ranks[1]} by NICs: tensor parallelism stays where "
+        "NVLink is."
     )
 
 
 def _smallest_batch(flops: float, bandwidth: float, ranks: int) -> float:
-    """6 P FLOP a token in `flops` take as long as 2 (N − 1)/N · P values of 2 bytes by `bandwidth`."""
-    return 2 / 3 * (ranks - 1) / ranks * flops / bandwidth
+    """4 P FLOP a token in `flops` take as long as 2 (N − 1)/N · P values of 2 bytes by `bandwidth`."""
+    return (ranks - 1) / ranks * flops / bandwidth
 
 
 def _most_ranks(flops: float, bandwidth: float, width: int) -> int:
-    """12 D F/N FLOP a token take as long as two all-reduces, 4 (N − 1)/N · D values of 2 bytes."""
-    return math.floor(1 + 1.5 * width * bandwidth / flops)
+    """4 D F/N FLOP a token take as long as one all-reduce, 2 (N − 1)/N · D values of 2 bytes."""
+    return math.floor(1 + width * bandwidth / flops)
 
 
 def _tried(
