@@ -77,12 +77,12 @@ def roofline(
 
 
 def time_to_loss(runs: Mapping[float, Mapping[str, Sequence[float]]], target: float) -> Figure:
-    """Virtual seconds until each side's network reaches a loss of `target`, a panel a spread of the computing times.
+    """Virtual seconds until each side's network reaches a loss of `target`, a panel a spread of computing times of 1 s.
 
     `runs` has the seconds of each seed by spread, in seconds, and side; infinite where a seed did not get there. The
     sides are compared with the first.
     """
-    names = [f"{spread:g} s of each gradient's time vary" for spread in runs]
+    names = [f"{100 * spread:.0f} % of a gradient's time is random" for spread in runs]
     sides = next(iter(runs.values()))
     figure, panels = style.panels(names, 10.4, 0.56 * len(sides) + 1.5, sharex=True, sharey=True)
     factors = []

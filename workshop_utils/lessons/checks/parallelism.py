@@ -227,7 +227,12 @@ def roofline(answer: tuple[Answer, Answer]) -> str:
     if not isinstance(answer, tuple | list) or len(answer) != 2:
         raise Wrong("give two functions: (smallest_batch, most_ranks).")
     batches = [(H100, NVLINK, 8), (H100, INFINIBAND, 1024), (312e12, 300e9, 2)]
-    widths = [(H100, NVLINK, GPT_3_WIDTH), (H100, INFINIBAND, GPT_3_WIDTH), (312e12, 1.25e9, 4096)]
+    widths = [
+        (H100, NVLINK, GPT_3_WIDTH),
+        (H100, INFINIBAND, GPT_3_WIDTH),
+        (312e12, 1.25e9, 4096),
+        (312e12, 25e9, 20_480),
+    ]
     for own, right, name, cases, because in (
         (answer[0], _smallest_batch, "smallest_batch", batches, "round up, or not at all"),
         (answer[1], _most_ranks, "most_ranks", widths, "round down"),
@@ -248,7 +253,8 @@ def roofline(answer: tuple[Answer, Answer]) -> str:
     return (
         f"8 H100s need {tokens[0]} tokens each by NVLink, and {tokens[1]} behind NICs of their own. Layers as wide as "
         f"GPT-3's can be cut among {ranks[0]} by NVLink, and among {ranks[1]} by NICs: tensor parallelism stays where "
-        "NVLink is."
+        f"NVLink is. A machine of 8 sums gradients inside first, so its NICs need {H100 / 8 / INFINIBAND:,.0f} tokens "
+        "a GPU at most."
     )
 
 
