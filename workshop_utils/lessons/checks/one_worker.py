@@ -61,7 +61,16 @@ def laws(answer: tuple[Function, Function, Function]) -> str:
 def where_it_stops(results: Any) -> float:
     """The number of workers with the shortest median step; as many less one, and more one, must have been tried."""
     seconds: dict[int, list[float]] = {}
-    for run in runs_of(results, "train_together", network="100Mbit"):
+    runs = runs_of(results, "train_together", network="100Mbit")
+    refuse(
+        len({id(run) for run in runs}) < len(runs),
+        "`results` has the same run twice; that shows no spread: call `measure` again for each.",
+    )
+    for run in runs:
+        refuse(
+            run.remark,
+            f"`results` has a run not to be trusted ({run.remark}); leave it out, or run it again.",
+        )
         seconds.setdefault(len(run), []).append(_seconds_of_step(run))
     once = [workers for workers, each in seconds.items() if len(each) < 2]
     refuse(
