@@ -50,15 +50,18 @@ def steps(times: Mapping[int, Mapping[str, Sequence[float]]]) -> Figure:
     """How long a step takes: one worker, two that exchange nothing, and two that do; a panel a number of images.
 
     `times` has the milliseconds of single runs by images in a step and by side, in this order. Bars are medians. What
-    two workers take beyond two that exchange nothing is drawn as the exchange.
+    two workers take beyond two that exchange nothing is drawn as exchange and waiting.
     """
     drawn, panels = style.panels([f"{images:,} images in a step" for images in times], 9.6, 3.1, sharey=True)
     factors = []
     for (images, sides), axes in zip(times.items(), panels, strict=True):
         alone, apart, both = (float(np.median(each)) for each in sides.values())
         factors.append(f"{alone / both:.2g} times as fast with {images:,} images in a step")
-        parts = {"computing": (alone, apart, min(apart, both)), "exchange": (0, 0, max(0, both - apart))}
-        style.stacked(axes, parts, {"computing": "compute", "exchange": "send"}, fontsize=8)
+        parts = {
+            "computing": (alone, apart, min(apart, both)),
+            "exchange": (0, 0, max(0, both - apart)),
+        }
+        style.stacked(axes, parts, {"computing": "compute", "exchange": "send"}, fontsize=7.5)
         for row, each in enumerate(sides.values()):
             style.measured(
                 axes, each, [row + 0.2] * len(each), colour="ideal", linestyle="none", markersize=4
@@ -68,4 +71,6 @@ def steps(times: Mapping[int, Mapping[str, Sequence[float]]]) -> Figure:
     style.rows(panels[0], list(next(iter(times.values()))))
     runs = len(next(iter(next(iter(times.values())).values())))
     finding = f"Two workers: {', '.join(factors)}".replace(" images in a step,", ",")
-    return style.finish(drawn, finding, f"bars: medians of {runs} runs; points: single runs")
+    return style.finish(
+        drawn, finding, f"bars: medians of {runs} runs; points: single runs; exchange: with waiting"
+    )

@@ -170,10 +170,20 @@ def averaged_at_the_end(results: Any) -> float:
             np.array_equal(low, high),
             "both workers ended with the same weights: they have exchanged something.",
         )
+        alone = [_recognised(digits, each) for each in (low, high)]
+        learnt = "each must have learnt its own digits, about half of the test images, and no others"
+        refuse(
+            not all(40 < each < 55 for each in alone),
+            f"alone, these workers recognise {alone[0]:.0f} and {alone[1]:.0f} % of the test images; {learnt}.",
+        )
         weights = (low + high) / 2
-        right = (digits.test_images @ weights).argmax(axis=1) == digits.test_labels
-        percentages.append(100 * right.mean())
+        percentages.append(_recognised(digits, weights))
         seeds.append(asked["seed"])
     refuse(len({*seeds}) < 2, "one seed shows no spread: run at least two.")
     refuse(len({*seeds}) < len(seeds), f"of the seeds {listed(seeds)} one is there twice.")
     return float(np.mean(percentages))
+
+
+def _recognised(digits: Any, weights: np.ndarray) -> float:
+    """The percentage of the test images to whose digit these weights (64, 10) give the highest score."""
+    return float(100 * np.mean((digits.test_images @ weights).argmax(axis=1) == digits.test_labels))
