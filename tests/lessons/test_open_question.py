@@ -127,6 +127,14 @@ def test_a_number_of_ranks_can_be_asked_for():
         runs_of(STEPS, "step", ranks=2, network="100Mbit")
 
 
+def test_a_measurement_of_what_cannot_be_is_refused():
+    asked = OpenQuestion("workers", "The link is full.", (3, 9), (1, 16), measure=shortest)
+    assert (
+        "`results` measures 2; the lesson's own runs give something between 3 and 9"
+        in asked(3, STEPS, WHY).text
+    )
+
+
 def test_our_answer_is_not_shown_before_something_was_measured():
     assert "The link is full" not in MEASURED(3, STEPS[:1], WHY).text
 

@@ -97,6 +97,7 @@ def time_to_loss(runs: Mapping[float, Mapping[str, Sequence[float]]], target: fl
             style.note(axes, words, (max(seconds), row), (9, 0), color=colour, va="center")
             factors += [alone / middle] if row else []
         axes.set(xlabel="virtual time (s)", xlim=(0, None))
+        axes.grid(visible=False, axis="y")
     style.rows(panels[0], list(sides))
     panels[0].set_xlim(0, 1.25 * max(max(each) for of_sides in runs.values() for each in of_sides.values()))
     found = f"To a loss of {target:g}, 16 replicas are {min(factors):.1f} to {max(factors):.1f} times as fast as one"

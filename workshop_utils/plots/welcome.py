@@ -61,12 +61,13 @@ def steps(times: Mapping[int, Mapping[str, Sequence[float]]]) -> Figure:
             "computing": (alone, apart, min(apart, both)),
             "exchange": (0, 0, max(0, both - apart)),
         }
-        style.stacked(axes, parts, {"computing": "compute", "exchange": "send"}, fontsize=7.5)
+        style.stacked(axes, parts, {"computing": "compute", "exchange": "send"}, fontsize=7)
         for row, each in enumerate(sides.values()):
             style.measured(
                 axes, each, [row + 0.2] * len(each), colour="ideal", linestyle="none", markersize=4
             )
         axes.set(xlim=(0, None), xlabel="a step, in ms")
+        axes.grid(visible=False, axis="y")
         axes.xaxis.set_major_locator(MaxNLocator(5))
     style.rows(panels[0], list(next(iter(times.values()))))
     runs = len(next(iter(next(iter(times.values())).values())))

@@ -14,8 +14,8 @@ import pandas as pd
 
 DATA = Path(__file__).parent / "data"
 
-# Peak of dense bfloat16 products with float32 sums, in floating-point operations a second, as NVIDIA's data sheets
-# give them for the SXM modules.
+# Peak of dense bfloat16 products with float32 sums, in floating-point operations a second, by NVIDIA's data sheets for
+# the SXM modules: the H100's gives twice as much, with sparsity.
 PEAK_FLOPS_PER_SECOND = {"A100": 312e12, "H100": 989e12}
 
 # The part of the peak that a large run reaches: 38 to 43 % for Llama 3 405B (Grattafiori et al. 2024, table 4).

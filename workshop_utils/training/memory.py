@@ -20,8 +20,6 @@ on_ranks(1, follow, {"training": training, "sizes": (1024,), "warm_up": (64,)}, 
 from __future__ import annotations
 
 import ctypes
-import resource
-import sys
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
@@ -53,14 +51,9 @@ def resident_nbytes() -> int:
     return psutil.Process().memory_info().rss
 
 
-def peak_nbytes() -> int:
-    """The most resident memory that this process ever had, also between operations."""
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024)
-
-
 def follow(
     _group: Any, training: Callable[..., Any], sizes: tuple[Any, ...], warm_up: tuple[Any, ...]
-) -> tuple[list[dict[str, Any]], int]:
+) -> list[dict[str, Any]]:
     """The second step of `training(*sizes)`: the optimizer's state appears in the first.
 
     For `on_ranks`, which gives it a fresh process, and a group that it does not need.
@@ -70,8 +63,7 @@ def follow(
         warm_up: small sizes to train with first, since libraries take memory for themselves once.
 
     Returns:
-        The rows of `StepMemory.table`, and the most bytes that the process ever had; both count the process's bytes
-        from before the model was made.
+        The rows of `StepMemory.table`, which count the process's bytes from before the model was made.
     """
     keep_freed_memory(False)  # so that the process has what its tensors need
     torch.set_num_threads(1)
@@ -79,14 +71,14 @@ def follow(
     return _follow(training, sizes)
 
 
-def _follow(training: Callable[..., Any], sizes: tuple[Any, ...]) -> tuple[list[dict[str, Any]], int]:
+def _follow(training: Callable[..., Any], sizes: tuple[Any, ...]) -> list[dict[str, Any]]:
     start = resident_nbytes()
     step, model, optimizer = training(*sizes)
     for _ in range(2):
         state = [tensor for each in optimizer.state.values() for tensor in each.values()]
         with StepMemory({"parameters": model.parameters(), "optimizer's state": state}) as seen:
             step(seen)
-    return [row | {"process": row["process"] - start} for row in seen.table()], peak_nbytes() - start
+    return [row | {"process": row["process"] - start} for row in seen.table()]
 
 
 @dataclass

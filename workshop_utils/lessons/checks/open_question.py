@@ -71,6 +71,10 @@ class OpenQuestion:
             else:
                 refuse(not least <= prediction <= most, worth)
                 measurement = self.measure(measured)
+                between = f"the lesson's own runs give something between {low:,g} and {high:,g} {self.unit}"
+                refuse(
+                    not low <= measurement <= high, f"`results` measures {_short(measurement)}; {between}."
+                )
             for name, number in (("predicted", prediction), ("measured", measurement)) if self.whole else ():
                 counts = f"it counts {self.unit}, so it is a whole number"
                 refuse(number != int(number), f"`{name}` is {number:,g}; {counts}.")
@@ -87,7 +91,9 @@ class OpenQuestion:
         times = f"{factor:.3g}" if factor >= 1 else f"{factor:.2g}"  # 1.05 and 0.54
         off = "as predicted" if times == "1" else f"{times} times what you predicted"
         judged = "No program judges a reason; compare it with ours"
-        return Verdict("answered", f"{compared}, {off}. You wrote: “{why.strip()}”. {judged}: {self.ours}")
+        return Verdict(
+            "answered", f"{compared}, {off}. You wrote: “{why.strip().rstrip('.')}”. {judged}: {self.ours}"
+        )
 
     def _number(self, name: str, value: Any) -> float:
         """A positive number of `unit`. Raises Wrong for anything else."""

@@ -63,7 +63,8 @@ def half_of_the_core(results: Any) -> float:
         f"with {tried[0]:,} to {tried[-1]:,} examples your ranks did {shares[0]:.0%} to {shares[-1]:.0%}"
     )
     refuse(
-        not shares[0] < 0.5 < shares[-1], f"{reached} of what a core does alone: take batches around 50 %."
+        not shares[0] < 0.5 < shares[-1],
+        f"{reached} of what a core does alone: take batches around 50 %, on a quiet machine.",
     )
     odds = [
         share / (1 - share) for share in shares if share < 1
@@ -252,7 +253,7 @@ def roofline(answer: tuple[Answer, Answer]) -> str:
     )
     return (
         f"8 H100s need {tokens[0]} tokens each by NVLink, and {tokens[1]} behind NICs of their own. Layers as wide as "
-        f"GPT-3's can be cut among {ranks[0]} by NVLink, and among {ranks[1]} by NICs: tensor parallelism stays where "
+        f"GPT-3's could be cut among {ranks[0]} by NVLink, among {ranks[1]} by NICs: tensor parallelism stays where "
         f"NVLink is. A machine of 8 sums gradients inside first, so its NICs need {H100 / 8 / INFINIBAND:,.0f} tokens "
         "a GPU at most."
     )

@@ -47,6 +47,10 @@ class Observed(Subset):
         refuse(name == "barrier", f"`barrier` {because}.")
         refuse(name, f"`{name}` is the workshop's own: write yours from `send_recv`.")
         self._observe(to, outgoing)
+        if to is not None and source is not None and np.shares_memory(outgoing, incoming):
+            raise Wrong(
+                "`send_recv` received into the array that it sends: give it two, or one may overwrite the other."
+            )
         super()._exchange(to, outgoing, source, incoming)
 
 
