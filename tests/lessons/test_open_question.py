@@ -112,6 +112,7 @@ def test_what_was_measured_is_computed_from_the_learner_s_runs(results):
         (STEPS[0].ranks[0], "wrong", "`results` holds RankResult"),
         ([*STEPS, run(0.1, program="", network="100Mbit")], "wrong", "a run of a cell; it must be of `step`"),
         ([*STEPS, run(0.1, program="leap", network="100Mbit")], "wrong", "a run of `leap`"),
+        ([run(None, network="100Mbit")] * 2, "wrong", "`results` cannot be read: TypeError"),
         ([*STEPS, run(0.1)], "wrong", "a run at full speed; it must be at 100Mbit each way"),
         ([*STEPS, run(0.1, network="100Mbit,latency=1ms")], "wrong", "1ms of latency; it must be at 100Mbit"),
     ],

@@ -103,7 +103,7 @@ UNEVEN = EMULATED[
 SHOWN = {
     "step": (lambda: baseline.step_shares({16: {"data": 1, "forward": 2, "backward": 4, "update": 13}}),
         [[(0, 0.05), (0.05, 0.1), (0.15, 0.2), (0.35, 0.65)]]),
-    "memory": (lambda: baseline.memory(FOLLOWED, 2e7), [[(0, 13), (1, 18), (2, 27), (3, 23)]]),
+    "memory": (lambda: baseline.memory(FOLLOWED, 2e7), [[(0, 13), (1, 18), (2, 18), (3, 27), (4, 23)]]),
     "roofline of a core": (lambda: baseline.roofline({1: (0.5, 4e9), 64: (20, 9e10)}, (1e10, 1e11)),
         [[(0.5, 4), (20, 90)]]),
     "step times": (lambda: baseline.step_times({1: [1.2, 1.2], 2: [0.8], 4: [0.9]}, (0.0, 1.2, 0.2), 2),

@@ -67,7 +67,7 @@ def roofline(layers: Mapping[int, tuple[float, float]], roofs: tuple[float, floa
     high = 2 * max(intensity for intensity, _ in layers.values())
     style.theory(axes, [low, ridge], [low * bandwidth / 1e9, fastest / 1e9])
     style.theory(axes, [ridge, high], [fastest / 1e9] * 2)
-    read = f"reading: {bandwidth / 1e9:.1f} GB/s"
+    read = f"moving: {bandwidth / 1e9:.1f} GB/s"
     middle = np.sqrt(low * ridge)
     style.note(axes, read, (middle, middle * bandwidth / 1e9), (-8, 4), ha="right")
     multiplied = f"multiplying: {fastest / 1e9:,.0f} GFLOP/s"
@@ -91,7 +91,7 @@ def roofline(layers: Mapping[int, tuple[float, float]], roofs: tuple[float, floa
         f"Batch {min(layers)} reaches {shares[0]} of the core's arithmetic; batch {max(layers)}, {shares[1]}"
     )
     return style.finish(
-        axes, finding, "points: a linear layer; lines: how fast one core reads, and multiplies"
+        axes, finding, "points: a linear layer; lines: how fast one core moves bytes, and multiplies"
     )
 
 
@@ -110,11 +110,12 @@ def memory(rows: Sequence[Mapping[str, Any]], rule: float) -> Figure:
     """Memory after each operation of a step: areas are tensors, by kind, points the process.
 
     `rows` are those of `training.memory.StepMemory.table`; `rule` is the bytes that a rule of thumb gives. Operations
-    that change little are left out.
+    that change little are left out, but for the first of a phase.
     """
     totals = np.array([_held(row) for row in rows])
     moves = np.diff(totals, prepend=0)
-    kept = np.flatnonzero(np.abs(moves) > 0.01 * totals.max()).tolist()
+    first = [index for index, row in enumerate(rows) if not index or row["phase"] != rows[index - 1]["phase"]]
+    kept = sorted({*first, *np.flatnonzero(np.abs(moves) > 0.01 * totals.max()).tolist()})
     _, axes = style.figure(9.6, 4.6)
     rows, held, moves = [rows[index] for index in kept], totals[kept], moves[kept]
     _areas(axes, rows)
@@ -129,7 +130,9 @@ def memory(rows: Sequence[Mapping[str, Any]], rule: float) -> Figure:
     axes.set(xlim=ends, ylabel="memory, in MB", ylim=(0, 1.15 * max(process)))
     axes.grid(visible=False, axis="x")
     # What frees memory is not named, since a tensor goes before the next operation begins.
-    ticks = [row["operation"] if at > 0 and moves[at] > 0 else "" for at, row in enumerate(rows)]
+    ticks = [
+        row["operation"] if at > 0 and moves[at] > 0.01 * held.max() else "" for at, row in enumerate(rows)
+    ]
     axes.set_xticks(range(len(rows)), ticks, rotation=40, ha="right", rotation_mode="anchor", fontsize=8)
     axes.set_xlabel("operations that allocate, in their order; those that free are not named")
     over, where = 100 * (held[top] / (rule / 1e6) - 1), phases[top] + " pass" * (phases[top] != "update")

@@ -91,14 +91,20 @@ def time_to_loss(runs: Mapping[float, Mapping[str, Sequence[float]]], target: fl
         alone = next(iter(medians.values()))
         for row, (side, seconds) in enumerate(of_sides.items()):
             colour, middle = style.MUTED[min(row, 1)], medians[side]
-            axes.plot([0, middle], [row, row], color=style.tint(colour, 0.4), linewidth=7, zorder=1)
-            style.measured(axes, seconds, np.full(len(seconds), row), colour=colour, alpha=0.5)
+            there = [each for each in seconds if np.isfinite(each)] or [0.0]
             words = f"{middle:,.0f} s" + (f": {alone / middle:.1f} times as fast" if row else "")
-            style.note(axes, words, (max(seconds), row), (9, 0), color=colour, va="center")
-            factors += [alone / middle] if row else []
+            if np.isfinite(middle):
+                axes.plot([0, middle], [row, row], color=style.tint(colour, 0.4), linewidth=7, zorder=1)
+                factors += [alone / middle] if row else []
+            else:
+                words = "most seeds did not get there"
+            style.measured(axes, there, np.full(len(there), row), colour=colour, alpha=0.5)
+            style.note(axes, words, (max(there), row), (9, 0), color=colour, va="center")
         axes.set(xlabel="virtual time (s)", xlim=(0, None))
         axes.grid(visible=False, axis="y")
     style.rows(panels[0], list(sides))
-    panels[0].set_xlim(0, 1.25 * max(max(each) for of_sides in runs.values() for each in of_sides.values()))
-    found = f"To a loss of {target:g}, 16 replicas are {min(factors):.1f} to {max(factors):.1f} times as fast as one"
+    every = [each for of_sides in runs.values() for side in of_sides.values() for each in side]
+    panels[0].set_xlim(0, 1.25 * max(each for each in every if np.isfinite(each)))
+    span = f"{min(factors, default=np.nan):.1f} to {max(factors, default=np.nan):.1f}"
+    found = f"To a loss of {target:g}, 16 replicas are {span} times as fast as one"
     return style.finish(figure, found, f"simulated; dots: {len(seconds)} seeds; bars: their median")

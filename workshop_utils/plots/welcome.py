@@ -52,7 +52,10 @@ def steps(times: Mapping[int, Mapping[str, Sequence[float]]]) -> Figure:
     `times` has the milliseconds of single runs by images in a step and by side, in this order. Bars are medians. What
     two workers take beyond two that exchange nothing is drawn as exchange and waiting.
     """
-    drawn, panels = style.panels([f"{images:,} images in a step" for images in times], 9.6, 3.1, sharey=True)
+    names = [
+        f"{images:,} images in a step" + ", another scale" * bool(place) for place, images in enumerate(times)
+    ]
+    drawn, panels = style.panels(names, 9.6, 3.1, sharey=True)
     factors = []
     for (images, sides), axes in zip(times.items(), panels, strict=True):
         alone, apart, both = (float(np.median(each)) for each in sides.values())

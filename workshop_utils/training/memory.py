@@ -127,11 +127,12 @@ class StepMemory(TorchDispatchMode):
         return result
 
     def table(self) -> list[dict[str, Any]]:
-        """A row for each operation after which the tensors hold more or fewer bytes than before it, and the first.
+        """A row for each operation after which the tensors hold more or fewer bytes than before it.
 
-        It has the `phase`, the `operation`, the `process`'s resident bytes, and in `tensors` those of all tensors by
-        kind. What the forward pass made and kept are activations, what the backward pass did gradients; the rest of
-        what the backward pass made are gradients of activations, and what else was there for a while is temporary.
+        A phase's first operation has one in any case. A row has the `phase`, the `operation`, the `process`'s resident
+        bytes, and in `tensors` those of all tensors by kind. What the forward pass made and kept are activations, what
+        the backward pass did gradients; the rest of what the backward pass made are gradients of activations, and what
+        else was there for a while is temporary.
         """
         rows: list[dict[str, Any]] = []
         for index, (phase, operation, process) in enumerate(self._operations):
@@ -140,7 +141,8 @@ class StepMemory(TorchDispatchMode):
                 if storage.made <= index and (storage.freed is None or index < storage.freed):
                     tensors[self._kind(storage)] += storage.nbytes
             row = {"phase": phase, "operation": operation, "process": process, "tensors": dict(tensors)}
-            if not rows or sum(tensors.values()) != sum(rows[-1]["tensors"].values()):
+            last: dict[str, Any] = rows[-1] if rows else {"phase": "", "tensors": {}}
+            if phase != last["phase"] or sum(tensors.values()) != sum(last["tensors"].values()):
                 rows.append(row)
         return rows
 

@@ -82,6 +82,8 @@ class OpenQuestion:
             return Verdict("wrong", str(wrong))
         except NotYet as missing:
             return Verdict("not yet", str(missing))
+        except Exception as error:  # of results that a program of the learner's own gave
+            return Verdict("wrong", f"`results` cannot be read: {type(error).__name__}: {error}.")
         letters = [each for each in why if each.isalpha()] if isinstance(why, str) else []
         if len(letters) < FEWEST_LETTERS or len(set(letters)) < FEWEST_DIFFERENT:
             needed = f"at least {FEWEST_LETTERS} letters, not always the same ones"

@@ -66,10 +66,10 @@ def half_of_the_core(results: Any) -> float:
         not shares[0] < 0.5 < shares[-1],
         f"{reached} of what a core does alone: take batches around 50 %, on a quiet machine.",
     )
-    odds = [
-        share / (1 - share) for share in shares if share < 1
-    ]  # without overlap in proportion to the batch
-    return float(np.interp(1, np.maximum.accumulate(odds), tried[: len(odds)]))
+    above = next(index for index, share in enumerate(shares) if share > 0.5)
+    # Without overlap these odds are in proportion to the batch.
+    odds = [min(share, 0.99) / (1 - min(share, 0.99)) for share in shares[above - 1 : above + 1]]
+    return float(np.interp(1, odds, tried[above - 1 : above + 1]))
 
 
 @exercise
@@ -248,14 +248,14 @@ def roofline(answer: tuple[Answer, Answer]) -> str:
             call = f"{name}({', '.join(f'{each:g}' for each in case)})"
             expect(got, got if rounded_up else expected, call, because)
     tokens, ranks = (
-        [f"{round(right(H100, link, last)):,}" for link in (NVLINK, INFINIBAND)]
+        [f"{math.ceil(right(H100, link, last)):,}" for link in (NVLINK, INFINIBAND)]
         for right, last in ((_smallest_batch, 8), (_most_ranks, GPT_3_WIDTH))
     )
     return (
-        f"8 H100s need {tokens[0]} tokens each by NVLink, and {tokens[1]} behind NICs of their own. Layers as wide as "
-        f"GPT-3's could be cut among {ranks[0]} by NVLink, among {ranks[1]} by NICs: tensor parallelism stays where "
-        f"NVLink is. A machine of 8 sums gradients inside first, so its NICs need {H100 / 8 / INFINIBAND:,.0f} tokens "
-        "a GPU at most."
+        f"8 H100s need {tokens[0]} tokens each over NVLink, and {tokens[1]} behind NICs of their own. Feed-forward "
+        f"layers as wide as GPT-3's, {GPT_3_WIDTH:,}, could be cut among {ranks[0]} over NVLink, among {ranks[1]} over "
+        "NICs: tensor parallelism stays where NVLink is. A machine of 8 sums gradients inside first, so its NICs need "
+        f"{math.ceil(H100 / 8 / INFINIBAND):,} tokens a GPU at most."
     )
 
 
