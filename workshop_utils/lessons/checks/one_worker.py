@@ -75,7 +75,7 @@ def where_it_stops(results: Any) -> float:
     once = [workers for workers, each in seconds.items() if len(each) < 2]
     refuse(
         once,
-        f"`results` has only one run each with {listed(sorted(once))} workers, which shows no spread: take two or more.",
+        f"`results` has only one run each with {listed(sorted(once))} workers, so no spread: take two or more.",
     )
     medians = {workers: float(np.median(each)) for workers, each in seconds.items()}
     shortest = min(medians, key=medians.__getitem__)
