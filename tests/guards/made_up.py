@@ -11,7 +11,6 @@ def steps(
     program="train_together",
     images=1440,
     sent=444_000,
-    remark="",
 ):
     """Lesson 01's step, `seconds` by number of workers, twice each; a gradient has `sent` bytes."""
     return [
@@ -26,7 +25,6 @@ def steps(
             True,
             duration,
             device=device,
-            remark=remark,
             program=program,
             arguments={"images": [0] * images, "labels": [0] * images},
             links=Network.parse(network),

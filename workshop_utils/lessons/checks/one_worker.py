@@ -67,10 +67,6 @@ def where_it_stops(results: Any) -> float:
         "`results` has the same run twice; that shows no spread: call `measure` again for each.",
     )
     for run in runs:
-        refuse(
-            run.remark,
-            f"`results` has a run not to be trusted ({run.remark}); leave it out, or run it again.",
-        )
         seconds.setdefault(len(run), []).append(_seconds_of_step(run))
     once = [workers for workers, each in seconds.items() if len(each) < 2]
     refuse(
