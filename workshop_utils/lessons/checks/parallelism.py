@@ -28,13 +28,15 @@ from workshop_utils.lessons.checks import (
 )
 from workshop_utils.lessons.checks.open_question import measured, runs_of
 from workshop_utils.lessons.checks.processes import NETWORK, on_threads, values_on_ranks
+from workshop_utils.scaling.published import PEAK_FLOPS_PER_SECOND
 
 Answer = Callable[..., Any]
 RankResult = tuple[Any, int]  # what a rank returned, and the bytes that it sent
 Spoiled = tuple[int | slice, float]  # where a gradient is spoiled, and by which value
 
-# FLOP/s of an H100, dense in bf16, and bytes/s each way by NVLink 4 and InfiniBand NDR: peaks by NVIDIA's data sheets.
-H100, NVLINK, INFINIBAND = 989e12, 450e9, 50e9
+# FLOP/s, dense in bf16, and bytes/s each way by NVLink 4 and InfiniBand NDR: peaks by NVIDIA's data sheets.
+A100, H100 = PEAK_FLOPS_PER_SECOND["A100"], PEAK_FLOPS_PER_SECOND["H100"]
+NVLINK, INFINIBAND = 450e9, 50e9
 GPT_3_WIDTH = 49_152  # 4 · 12,288: Brown et al. 2020, section 2.1
 
 WIDE, FEWEST_BATCHES = 640, 3  # units of the lesson's network; batches that show how it goes between them
@@ -227,12 +229,12 @@ def roofline(answer: tuple[Answer, Answer]) -> str:
     """
     if not isinstance(answer, tuple | list) or len(answer) != 2:
         raise Wrong("give two functions: (smallest_batch, most_ranks).")
-    batches = [(H100, NVLINK, 8), (H100, INFINIBAND, 1024), (312e12, 300e9, 2)]
+    batches = [(H100, NVLINK, 8), (H100, INFINIBAND, 1024), (A100, 300e9, 2)]
     widths = [
         (H100, NVLINK, GPT_3_WIDTH),
         (H100, INFINIBAND, GPT_3_WIDTH),
-        (312e12, 1.25e9, 4096),
-        (312e12, 25e9, 20_480),
+        (A100, 1.25e9, 4096),
+        (A100, 25e9, 20_480),
     ]
     for own, right, name, cases, because in (
         (answer[0], _smallest_batch, "smallest_batch", batches, "round up, or not at all"),
