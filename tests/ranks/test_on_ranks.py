@@ -18,8 +18,10 @@ import pytest
 from conftest import eventually, marked_processes, on_another_machine, with_horovod
 
 from workshop_utils import on_ranks, place, rank_group
+from workshop_utils.comm.communicator import PeerDied
 from workshop_utils.comm.ring import ring_all_reduce, ring_bytes_sent
 from workshop_utils.jobs import JobError
+from workshop_utils.network import Network, availability
 from workshop_utils.ranks import RanksFailed
 
 pytestmark = [pytest.mark.processes, pytest.mark.usefixtures("nothing_is_left")]
@@ -279,6 +281,12 @@ def test_what_cannot_travel_is_refused_by_name_before_anything_starts(program, a
         (2, {"network": "fast"}, "bandwidth is 'fast'"),
         (2, {"network": 100}, "network is 100; it must be"),
         (2, {"timeout": "soon"}, "timeout is 'soon'"),
+        (2, {"may_die": 1}, "may_die is 1; it must be a list of ranks, such as [1]"),
+        (2, {"may_die": "1"}, "may_die is '1'; it must be a list of ranks"),
+        (2, {"may_die": [2]}, "may_die is [2]; 2 is no rank: they are whole numbers from 0 to 1"),
+        (2, {"may_die": [True]}, "True is no rank"),
+        (2, {"may_die": [0, 1]}, "may_die is [0, 1], so all ranks; at least one must live"),
+        (2, {"may_die": [1], "framework": "torch"}, "with framework='torch' a rank that dies ends all"),
     ],
 )
 def test_a_wrong_value_is_named_with_what_would_be_right(ranks, options, words):
@@ -317,6 +325,102 @@ def test_a_slow_network_is_slow_and_results_say_what_was_asked_for():
     )
     fast = on_ranks(2, rank_of)
     assert (fast.network, fast.links, fast.program, fast.arguments) == (None, None, "rank_of", {})
+
+
+# A death that is part of the experiment
+
+
+def die():
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+def outlive_rank_1(communicator):
+    """On rank 0, what came of 1 and 2: first from either, then to and from 1 alone, then from 2 again."""
+    rank, array, came = communicator.rank, np.zeros(3), []
+    if rank == 1:
+        communicator.send(0, array)
+        die()
+    if rank == 0:
+        came.append(communicator.recv(1, array))
+        operations = [
+            lambda: communicator.recv([1, 2], array),
+            lambda: communicator.recv(1, array),
+            lambda: communicator.send(1, np.zeros(1_000_000)),  # more than the buffers on its way take
+            lambda: communicator.send_recv(1, array, 1, array.copy()),
+        ]
+        for operation in operations:
+            with pytest.raises(PeerDied) as death:
+                operation()
+            came.append(death.value.rank)
+        communicator.send(2, array)
+        came.append(communicator.recv([2], array))
+    else:
+        communicator.recv(0, array)
+        communicator.send(0, array)
+    return came
+
+
+@pytest.mark.parametrize("links", [None, "network namespaces", "stamped links"])
+def test_a_rank_that_may_die_does_and_the_others_go_on(links, monkeypatch):
+    if links == "stamped links":
+        monkeypatch.setattr(Network, "emulation", lambda *_: links)
+    if links == "network namespaces" and availability() == "none":
+        pytest.skip("this machine makes no network namespaces")
+    results = on_ranks(3, outlive_rank_1, network=links and "100Mbit", may_die=[1])
+    assert results.values == [[1, 1, 1, 1, 1, 2], None, []]
+    assert results.died == (1,)
+    assert math.isnan(results[1].seconds)
+    assert "rank 1 returned: was killed" in str(results)
+    assert (links or "") in (results.network or "")
+
+
+def wait_for_the_dead(communicator):
+    if communicator.rank == 1:
+        die()
+    communicator.recv(1, np.zeros(1))
+
+
+def meet_the_dead(communicator):
+    if communicator.rank == 1:
+        time.sleep(0.1)
+        die()
+    communicator.barrier()
+
+
+def wait_for_each_other(communicator):
+    if communicator.rank == 1:
+        die()
+    communicator.recv(2 - communicator.rank, np.zeros(1))
+
+
+def fail_instead(communicator):
+    if communicator.rank == 1:
+        raise ValueError("bad luck")
+    communicator.recv(1, np.zeros(1))
+
+
+@pytest.mark.parametrize(
+    ("program", "words"),
+    [
+        (
+            wait_for_the_dead,
+            [r"rank[s 0,]* [02] of 3 raised PeerDied: rank 1 has died", "in wait_for_the_dead"],
+        ),
+        (meet_the_dead, ["raised PeerDied: rank 1 has died during barrier"]),
+        (wait_for_each_other, ["rank 1 of 3 had been killed, as may be", "rank 0 waits for rank 2"]),
+        (fail_instead, ["rank 1 of 3 raised ValueError: bad luck"]),
+        (lambda communicator: communicator.rank == 1 and os._exit(3), ["rank 1 of 3 ended with exit code 3"]),
+        (lambda communicator: communicator.rank == 2 and die(), ["rank 2 of 3 was killed by SIGKILL"]),
+    ],
+)
+def test_what_the_others_do_not_outlive_is_told_of_them(program, words):
+    text = failure_of(3, program, may_die=[1], timeout="2s")
+    assert all(re.search(word, text) for word in words), text
+
+
+def test_a_rank_that_may_die_may_live():
+    results = on_ranks(3, rank_of, may_die=[1, 2])
+    assert (results.values, results.died) == ([0, 1, 2], ())
 
 
 # Who is to blame

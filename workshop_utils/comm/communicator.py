@@ -20,7 +20,7 @@ import reprlib
 import time
 from abc import ABC, abstractmethod
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence, Set
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence, Set
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, Concatenate, Literal, ParamSpec, Self, TypeVar
@@ -148,12 +148,17 @@ class Communicator(ABC):
         rank: this process's number, 0 to size - 1.
         size: how many ranks there are.
         timeout_seconds: how long a message may make no progress before PeerSilent is raised.
+        may_die: ranks, set on every rank, whose sudden death is no failure of the others. A `send` to one that is dead,
+            or a `recv` from it or from several of which it is one, raises PeerDied each time; all else goes on, as with
+            MPI's User-Level Failure Mitigation (MPI_ERR_PROC_FAILED). What has two peers at once, as collectives do,
+            fails on all ranks all the same: half a message may have left. Only processes can die so (`tcp`, `stamped`).
         traffic: what this rank has sent and received.
         trace: set to [] to record events.
     """
 
     def __init__(self, rank: int, size: int, timeout_seconds: float = 60.0) -> None:
         self.rank, self.size, self.timeout_seconds = rank, size, timeout_seconds
+        self.may_die: Collection[int] = ()
         self.traffic = Traffic(size)
         self.trace: list[Event] | None = None
         self._collective = ""  # the outermost collective that is running: see `inside`

@@ -96,10 +96,15 @@ class ControlLinks:
         for key, _ in self._watch.select(0):
             self._read(key.data)
 
-    def lost(self, peer: int) -> NoReturn:
-        """The link to `peer` has ended: it has died, or it has failed and reported why before."""
-        kind = PeerLeft if self.has_left(peer) else PeerDied
-        self.fail(kind(peer, self._communicator._collective))
+    def lost(self, peer: int, is_alone: bool) -> NoReturn:
+        """The link to `peer` has ended: it has died, or it has failed and reported why before.
+
+        `is_alone`: this rank exchanges nothing with another one at the same time.
+        """
+        has_left, where = self.has_left(peer), self._communicator._collective
+        if is_alone and not has_left and peer in self._communicator.may_die:
+            raise PeerDied(peer, where)
+        self.fail((PeerLeft if has_left else PeerDied)(peer, where))
 
     def silent(self, peers: Sequence[int]) -> NoReturn:
         """`peers` have sent nothing in time: find out which rank holds everyone up, and raise PeerSilent."""

@@ -81,7 +81,8 @@ class StampedCommunicator(Communicator):
     @contextmanager
     def _below(self) -> Iterator[None]:
         """Messages below belong to the collective above; waiting below counts above, unlike the sleep for a link."""
-        self._inner.timeout_seconds, before = self.timeout_seconds, self._inner.traffic.waited_seconds
+        self._inner.timeout_seconds, self._inner.may_die = self.timeout_seconds, self.may_die
+        before = self._inner.traffic.waited_seconds
         with inside(self._inner, self._collective):
             yield
         self.traffic.waited_seconds += self._inner.traffic.waited_seconds - before

@@ -123,10 +123,11 @@ class TcpCommunicator(Communicator):
             expected = self._header(self._received, source, incoming)
             header = bytearray(len(expected))
             awaited = [memoryview(header), _bytes(incoming)]
+        is_alone = to is None or source in (None, to)
         moved_at = time.monotonic()  # when the rank that this one waits for last made progress
         while unsent or awaited:
-            has_sent = to is not None and bool(unsent) and self._send(to, unsent)
-            has_received = source is not None and bool(awaited) and self._receive(source, awaited)
+            has_sent = to is not None and bool(unsent) and self._send(to, unsent, is_alone)
+            has_received = source is not None and bool(awaited) and self._receive(source, awaited, is_alone)
             if source is not None and has_received and len(awaited) < 2 and header != expected:
                 self._control.fail(frames.difference(header, source, expected, self.rank))
             if has_received or (has_sent and not awaited):
@@ -136,17 +137,17 @@ class TcpCommunicator(Communicator):
                 is_idle = not unsent and len(awaited) == 2
                 self._wait(sources, to if unsent else None, moved_at + self.timeout_seconds, is_idle)
 
-    def _send(self, to: int, parts: list[memoryview]) -> bool:
+    def _send(self, to: int, parts: list[memoryview], is_alone: bool) -> bool:
         """Send what the kernel takes of `parts` at once, and keep the rest there; returns whether it took any."""
         try:
             _drop(parts, self._data[to].sendmsg(parts))
         except BlockingIOError:
             return False
         except OSError:
-            self._control.lost(to)
+            self._control.lost(to, is_alone)
         return True
 
-    def _receive(self, source: int, parts: list[memoryview]) -> bool:
+    def _receive(self, source: int, parts: list[memoryview], is_alone: bool) -> bool:
         """Fill the first of `parts` as far as bytes have arrived; returns whether there were any."""
         received = 0
         try:
@@ -156,7 +157,7 @@ class TcpCommunicator(Communicator):
         except OSError:
             pass  # as if the link had ended
         if not received:
-            self._control.lost(source)
+            self._control.lost(source, is_alone)
         _drop(parts, received)
         return True
 

@@ -58,6 +58,7 @@ def on_ranks(
     framework: str | None = None,
     timeout: str = "60s",
     emulated_device: str | EmulatedDevice | None = None,
+    may_die: Collection[int] = (),
 ) -> Results:
     """Call `program(group, **arguments)` on each of `ranks` processes of this machine, and return what each returned.
 
@@ -80,6 +81,8 @@ def on_ranks(
         emulated_device: what each rank computes on, such as "400ms" for one forward and backward pass
             (`network.devices`). PyTorch's modules feel it; other code computes `with computing():`
             (of `training.emulated_device`).
+        may_die: ranks whose death by SIGKILL is part of the experiment: the call goes on, `Communicator.may_die` says
+            what the others feel of it, and the value of a dead rank is None.
 
     Raises:
         JobError: if a value is wrong, or something cannot be sent to the ranks; nothing has been started then.
@@ -87,7 +90,7 @@ def on_ranks(
         KeyboardInterrupt: if it is interrupted; no rank is left then, and none of them has come to a `finally`.
     """
     with rank_group(ranks, network, framework, emulated_device) as group:
-        return group.launch(program, arguments or {}, timeout, stays=False)
+        return group.launch(program, arguments or {}, timeout, stays=False, may_die=may_die)
 
 
 @contextlib.contextmanager
@@ -167,17 +170,19 @@ class RankGroup:
         cell: packing.Cell | None = None,
         names: Collection[str] = (),
         rebound: Collection[str] = (),
+        may_die: Collection[int] = (),
     ) -> Results:
         """Call a program, or execute a cell that uses `names`, and whose lines are shown as they come.
 
         `rebound` are names that the notebook has assigned since the last cell, perhaps to the value that they had.
+        Ranks that stay all must live, so only others `may_die`.
         """
         if not self._calling.acquire(blocking=False):
             raise JobError(
                 "these ranks are being called by another thread: wait for it, or begin a group for each"
             )
         try:
-            return self._launch(program, arguments, timeout, stays, cell, names, rebound)
+            return self._launch(program, arguments, timeout, stays, cell, names, rebound, may_die)
         finally:
             self._calling.release()
 
@@ -190,12 +195,14 @@ class RankGroup:
         cell: packing.Cell | None,
         names: Collection[str],
         rebound: Collection[str],
+        may_die: Collection[int],
     ) -> Results:
         began, (ranks, _, framework, _) = time.perf_counter(), self.options
         if self.is_over:
             raise JobError("the block of rank_group has ended, and its ranks with it: call them in the block")
         if program is not None:
             check_call(program, arguments, framework)
+        _check_may_die(may_die, ranks, framework)
         if self._run is not None and self._run.state is not RunState.RUNNING:  # since the last call
             reason = self._run.reason or "the ranks have ended by themselves"
             self.stop()
@@ -216,13 +223,13 @@ class RankGroup:
             named = self._held.named(variables) if cell and variables else {}
             call = packing.packed(program, arguments, variables, named)
             texts = packing.texts_in(call)
-            request = packing.request(call, texts, modules, framework, cell)
+            request = packing.request(call, texts, modules, framework, cell, may_die)
             notes = set[str]().union(*(cargo.notes.get(each, ()) for each in ("", *variables)))
             for line in [*remarks, *sorted(notes)]:
                 print(line)
             was_sent, run = True, self._run
             if run is None:
-                run = self._start(job, texts, request, stays)
+                run = self._start(job, texts, request, stays, may_die)
             else:
                 run.prompt(request, job.timeout_seconds)
             if stays:
@@ -252,7 +259,9 @@ class RankGroup:
             self.stop()
         return results
 
-    def _start(self, job: TrainingJob, texts: Collection[str], request: str, stays: bool) -> RanksRun:
+    def _start(
+        self, job: TrainingJob, texts: Collection[str], request: str, stays: bool, may_die: Collection[int]
+    ) -> RanksRun:
         _, _, framework, _ = self.options
         server = packing.server_for(texts, framework)
         if stays and server is not None and "torch" in sys.modules:  # a later cell may use it
@@ -261,9 +270,25 @@ class RankGroup:
         local = self._local.reserve(job, framework or server)
         warm.starter(server)  # may import a framework for seconds, so an interrupt is not deferred yet
         with interrupts_deferred():
-            make = functools.partial(RanksRun, IDLE_SECONDS if stays else 0.0, local.scratch)
+            make = functools.partial(RanksRun, IDLE_SECONDS if stays else 0.0, may_die, local.scratch)
             self._run = run = start(local, make, {"request": request}, server)
         return run
+
+
+def _check_may_die(may_die: Collection[int], ranks: int, framework: str | None) -> None:
+    """Raise JobError unless `may_die` are ranks of the workshop's own communicator, of which one is to live."""
+    given = f"may_die is {may_die!r}"
+    if isinstance(may_die, str) or not isinstance(may_die, Collection):
+        raise JobError(f"{given}; it must be a list of ranks, such as [1]")
+    others = [each for each in may_die if type(each) is not int or not 0 <= each < ranks]
+    if others:
+        raise JobError(f"{given}; {others[0]!r} is no rank: they are whole numbers from 0 to {ranks - 1}")
+    if may_die and framework is not None:
+        raise JobError(
+            f"{given}; with framework={framework!r} a rank that dies ends all: leave one of them out"
+        )
+    if len({*may_die}) == ranks:
+        raise JobError(f"{given}, so all ranks; at least one must live, to return something")
 
 
 def _results(
@@ -280,7 +305,8 @@ def _results(
             elif is_cell:
                 print(f"[{run.workers.index(line.worker)}] {line.text}")
     reason = run.reason
-    if not reason and any(f"{worker}.value" not in run.files for worker in run.workers):
+    living = [worker for worker in run.workers if worker not in run.died]
+    if not reason and any(f"{worker}.value" not in run.files for worker in living):
         run.stop()  # it is ending, if it has not ended
         reason = run.reason or "the ranks were stopped"
     results, bound = [], set[str]()
@@ -296,7 +322,10 @@ def _results(
         bound.update(names)
         results.append(RankResult(rank, tuple(printed[worker]), *values))
     seconds = time.perf_counter() - began
-    whole = Results(tuple(results), run.network, run.warm, seconds, is_cell, run.device, run.doubt, **asked)
+    died = tuple(run.workers.index(worker) for worker in run.died)
+    whole = Results(
+        tuple(results), run.network, run.warm, seconds, is_cell, run.device, run.doubt, died, **asked
+    )
     if reason:
         failure = RanksFailed(f"{reason}\n{GONE}" if run.idle_seconds else reason)
         failure.results = whole

@@ -309,6 +309,7 @@ def request(
     modules: Mapping[str, Any],
     framework: str | None,
     cell: Cell | None,
+    may_die: Collection[int],
 ) -> str:
     """The file that `rank.py` reads for one call or cell, of which `modules` come first; `texts` are in the call."""
     # A cell is in no file, so its lines travel with it, for tracebacks.
@@ -323,6 +324,7 @@ def request(
         "call": call,
         "modules": modules,
         "cell": cell,
+        "may_die": tuple(may_die),
         "settings": settings.gathered(),
     }
     return base64.b64encode(pickle.dumps(request)).decode()

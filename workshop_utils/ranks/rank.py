@@ -66,7 +66,7 @@ def main() -> int:
         # The first to write is the inner one, before the others learn of the error and fail as well.
         with _written_to(error), process_group(request["framework"]) as group, _written_to(error):
             if request["framework"] is None:
-                group.timeout_seconds = MOST_SECONDS
+                group.timeout_seconds, group.may_die = MOST_SECONDS, request["may_die"]
                 _answer_whom_it_waits_for(group, folder / f"{here.name}.waits")
             if hasattr(group, "barrier"):  # all begin together; a strategy of TensorFlow has none
                 group.barrier()

@@ -81,6 +81,7 @@ class Results(Sequence[RankResult]):
         seconds: from the call until all had ended.
         device: what device each rank computed on; None without an emulated one.
         remark: what is wrong with measurements on emulated devices; "" if nothing is.
+        died: the ranks that were killed, as they might be, in this order.
         program: the name of the function that was called; "" for a cell.
         arguments: those that it was called with, beside the group.
         links: the network that was asked for.
@@ -93,6 +94,7 @@ class Results(Sequence[RankResult]):
     lines_are_shown: bool = False  # they were printed while they came
     device: str | None = None
     remark: str = ""
+    died: tuple[int, ...] = ()
     program: str = ""
     arguments: Mapping[str, Any] = field(default_factory=dict)
     links: Network | None = None
@@ -135,8 +137,11 @@ class Results(Sequence[RankResult]):
 
     def _rows(self, is_rich: bool = False) -> Iterator[tuple[str, list[str]]]:
         """What is shown: a label, and a text of each rank; with `is_rich` that of a table is `_Html`."""
-        if any(each.value is not None for each in self.ranks):
-            yield "returned", [_returned(each.value, is_rich) for each in self.ranks]
+        if self.died or any(each.value is not None for each in self.ranks):
+            values = [_returned(each.value, is_rich) for each in self.ranks]
+            for rank in self.died:
+                values[rank] = "was killed"
+            yield "returned", values
         if not self.lines_are_shown:
             printed = list(itertools.zip_longest(*(each.lines for each in self.ranks), fillvalue=""))
             if (more := len(printed) - 2 * MOST_LINES) > 0:

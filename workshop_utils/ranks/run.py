@@ -5,7 +5,8 @@ from __future__ import annotations
 import contextlib
 import json
 import re
-from collections.abc import Iterator, Sequence
+import signal
+from collections.abc import Collection, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -31,13 +32,16 @@ class RanksRun(ProcessRun):
 
     Attributes:
         files: what the ranks have left in the run's folder: `worker-0.value` and the like.
+        died: those that were killed, as they may be, in this order.
     """
 
     is_read, keeps_logs = True, False
     lines_are_shown = False  # they are printed while they come
 
-    def __init__(self, idle_seconds: float, folder: Path, *arguments: Any) -> None:
+    def __init__(self, idle_seconds: float, may_die: Collection[int], folder: Path, *arguments: Any) -> None:
         super().__init__(*arguments)
+        self.may_die = [self.workers[rank] for rank in may_die]
+        self.died: list[str] = []
         self.files: dict[str, bytes] = {}
         self.idle_seconds = idle_seconds
         self._folder, self._request = folder, folder / "request"
@@ -104,7 +108,10 @@ class RanksRun(ProcessRun):
 
     def _on_event(self, event: Event) -> None:
         if event["event"] == "exited":
-            self._ended += [event["name"]] if not event["ours"] else []
+            if event["name"] in self.may_die and event["code"] == -signal.SIGKILL and not event["ours"]:
+                self.died.append(event["name"])
+            elif not event["ours"]:
+                self._ended.append(event["name"])
             self._codes[event["name"]] = event["code"]
         elif event["event"] == "done":
             with self._changed:
@@ -157,8 +164,9 @@ class RanksRun(ProcessRun):
         silent = [name] if code < 0 else self._silent()
         errors = [] if silent else sorted(self._errors(), key=lambda each: float(each[0]["time"]))
         died = re.match(r"PeerDied: rank (\d+) has died", errors[0][0]["summary"]) if errors else None
-        if died and not self._has_left(self.workers[int(died[1])], "value", "error"):
-            silent, errors = [self.workers[int(died[1])]], []
+        dead = self.workers[int(died[1])] if died else ""
+        if dead and dead not in self.died and not self._has_left(dead, "value", "error"):
+            silent, errors = [dead], []
         if errors or silent:
             name = errors[0][1] if errors else silent[0]
         lines = [*self.logs(worker=name)]
@@ -205,11 +213,13 @@ class RanksRun(ProcessRun):
     def _timed_out(self) -> str:
         returned = [worker for worker in self.workers if self._has_left(worker, "value")]
         # Where all have returned, their stacks show why they have not ended.
-        told = [worker for worker in self.workers if worker not in returned] or self.workers
+        told = [worker for worker in self.workers if worker not in {*returned, *self.died}] or self.workers
         self._hang.left_out = {*self.workers} - {*told}
         text = self._hang.diagnosis(self) + self._hang.shown_stacks(self)
         if returned:
             text = f"{self._named(returned)} had returned from the program. {text}"
+        if self.died:
+            text = f"{self._named(self.died)} had been killed, as may be. {text}"
         waits = [self.files.get(f"{worker}.waits", b"").decode() for worker in told]
         text = "\n".join([text, *filter(None, waits)])
         text = re.sub(r"\bworker-(\d+)", r"rank \1", text)

@@ -66,7 +66,8 @@ class ProcessGroup:
     the folder stays until `on_event` has returned from `read`. With `idle_seconds` each process's standard input is a
     socket, on which it answers each prompt (`order`) with one byte; the event `done` follows, and they may wait so long
     for the next prompt. With `start_warm`, a warm server's `start`, ranks are forked instead of executed. The
-    supervisor keeps the descriptors `locks` until all has ended.
+    supervisor keeps the descriptors `locks` until all has ended. If one of the processes `may_die` is killed by
+    SIGKILL, the run goes on.
     """
 
     def __init__(
@@ -82,6 +83,7 @@ class ProcessGroup:
         archives: Mapping[str, bytes] | None = None,
         locks: Collection[int] = (),
         idle_seconds: float = 0.0,
+        may_die: Collection[str] = (),
     ) -> None:
         self._on_event = on_event
         self._scratch = scratch
@@ -116,6 +118,7 @@ class ProcessGroup:
             "network": asdict(network) if network else None,
             "is_read": is_read,
             "idle_seconds": idle_seconds,
+            "may_die": [*may_die],
         }
         self._listener = threading.Thread(
             target=self._listen, args=(os.fdopen(events_reader, "rb"),), name="workshop-run", daemon=True
@@ -202,6 +205,7 @@ class ProcessRun(Run):
     network: str | None = None
     warning: str = ""
     is_read = False  # whether a subclass reads the run's folder at the event `read`
+    may_die: Collection[str] = ()  # the processes that may be killed without failing it
     idle_seconds = 0.0  # that processes, if a subclass prompts them, may wait for the next prompt
 
     def __init__(
@@ -235,6 +239,7 @@ class ProcessRun(Run):
                 *(start_warm, network, self.is_read, archives),
                 locks=[*locks],
                 idle_seconds=self.idle_seconds,
+                may_die=self.may_die,
             )
 
     def stop(self) -> None:

@@ -93,6 +93,7 @@ class Supervisor:
         self._prompts: dict[int, str] = {}  # by the descriptor of its input, the process's name
         self._called: set[str] = set()  # the required processes that have not answered the last prompt
         self._idle_seconds = 0.0  # that processes, if they are prompted, may wait for one
+        self._may_die: set[str] = set()  # processes that may be killed without failing the run
         self._told_to_stop = self._has_stacks = self._was_read = False
         self._sent: set[int] = set()  # the signals sent to all
         self._unheard = False  # the owner reads no more
@@ -123,6 +124,7 @@ class Supervisor:
             if specification["network"]:
                 self._make_switch(specification["network"])
             self._idle_seconds = specification["idle_seconds"]
+            self._may_die = set(specification["may_die"])
             for process in specification["processes"]:
                 script = self._start(process)
                 if script is not None:
@@ -315,7 +317,7 @@ class Supervisor:
             longest = LOOK_SECONDS if self._mpirun else 60  # a year is too long for a selector
             for name, code in self._pump(min(remaining, longest)):
                 was_to_stay = self._idle_seconds and name in self._required
-                if code != 0 or was_to_stay:
+                if (code != 0 or was_to_stay) and not self._was_to_die(name, code):
                     name, code = self._first_cause(name, code)
                     return {"outcome": "failed", "name": name, "code": code}
                 self._required.discard(name)
@@ -325,6 +327,10 @@ class Supervisor:
                 reason = f"failed: {late}; whether its ranks succeeded is not known"
                 return {"outcome": "failed", "name": "mpirun", "code": None, "reason": reason}
         return {"outcome": "succeeded"}
+
+    def _was_to_die(self, name: str, code: int) -> bool:
+        """Whether that a process ended so is part of the experiment."""
+        return name in self._may_die and code == -signal.SIGKILL
 
     def _is_mpirun_alone(self) -> bool:
         """Whether mpirun sleeps, has told nothing since the last look, and has started ranks that have all ended."""
@@ -343,7 +349,9 @@ class Supervisor:
         deadline = time.monotonic() + DEATH_SECONDS
         while code > 0 and (remaining := deadline - time.monotonic()) > 0:
             killed = [
-                ended for ended in self._pump(remaining) if ended[1] < 0 and ended[1] != -signal.SIGABRT
+                ended
+                for ended in self._pump(remaining)
+                if ended[1] < 0 and ended[1] != -signal.SIGABRT and not self._was_to_die(*ended)
             ]
             name, code = killed[0] if killed else (name, code)
         return name, code
