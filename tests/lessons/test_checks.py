@@ -204,6 +204,26 @@ def everything_seen(communicator, number):
     return sum(numbers)
 
 
+def push_in_one_message(communicator, part, rows, gradients):
+    """Row numbers travel as a column beside the sums, behind a message with how many there are."""
+    rank, size, sums = communicator.rank, communicator.size, {}
+    for row, gradient in zip(rows.tolist(), gradients, strict=True):
+        sums[row] = sums.get(row, 0) + gradient
+    for distance in range(size):
+        to, source = (rank + distance) % size, (rank - distance) % size
+        mine = [[row, *values] for row, values in sums.items() if row % size == to]
+        arriving = outgoing = np.array(mine, np.float32).reshape(len(mine), part.shape[1] + 1)
+        if distance:
+            communicator.send_recv(
+                to, np.array([len(mine)], np.int32), source, count := np.empty(1, np.int32)
+            )
+            communicator.send_recv(
+                to, outgoing, source, arriving := np.empty((count[0], outgoing.shape[1]), "f4")
+            )
+        for row, *values in arriving:
+            part[int(row) // size] += np.array(values)
+
+
 def held_at_the_newest_version(state, worker, bound):
     slowest = min(state.pushes[each] for each in state.active)
     return state.version > state.has[worker] and state.pushes[worker] - slowest <= bound
@@ -220,6 +240,7 @@ def held_at_the_newest_version(state, worker, bound):
             parameter_server.rules,
             (held_at_the_newest_version, lambda state, worker: state.has[worker] == state.version),
         ),
+        (parameter_server.sparse_push, push_in_one_message),
         (parallelism.uneven_step, one_bad_image_spoils_all_weights),
         (model_parallel.tensor_parallel_mlp, mlp_with_a_hook),
         (model_parallel.pipeline_messages, passes_of_one_form),
@@ -232,6 +253,15 @@ def held_at_the_newest_version(state, worker, bound):
 )
 def test_another_right_answer_is_right(check, answer):
     assert check(answer).state == "right"
+
+
+@pytest.mark.processes
+def test_a_push_is_run_if_it_is_right_and_otherwise_ours(capsys):
+    assert parameter_server.push_to_run(push_in_one_message) is push_in_one_message
+    assert "ours" not in capsys.readouterr().out
+    ours = parameter_server.push_to_run(lambda communicator, part, rows, gradients: ...)
+    assert parameter_server.sparse_push(ours).state == "right"
+    assert "ours is run" in capsys.readouterr().out
 
 
 @pytest.mark.processes

@@ -14,6 +14,7 @@ import numpy as np
 from workshop_utils.comm import parameter_server
 from workshop_utils.comm.communicator import CommunicationError, Communicator
 from workshop_utils.comm.parameter_server import Mode, State, has_newer
+from workshop_utils.comm.ring import ring_bytes_sent
 from workshop_utils.comm.simulated import Link, simulate
 from workshop_utils.lessons.checks import (
     NotYet,
@@ -29,7 +30,7 @@ from workshop_utils.lessons.checks import (
     refuse_any,
 )
 from workshop_utils.lessons.checks.open_question import question
-from workshop_utils.lessons.checks.processes import Observed, values_on_ranks
+from workshop_utils.lessons.checks.processes import Observed, on_threads, values_on_ranks
 
 Rule = Callable[..., bool]
 
@@ -121,6 +122,186 @@ def _judge(name: str, answer: Rule, cases: list[tuple[Any, ...]], right: Rule) -
             values = {why: [bool(rule(*one)) for one in cases] for why, rule in others}
             explain([bool(one) for one in given], values, where=f"{text}: ")
             raise Wrong(f"{text}.")
+
+
+Batches = Sequence[tuple[np.ndarray, np.ndarray]]  # of each rank: row numbers, and a gradient for each
+
+
+@exercise
+def sparse_push(answer: Callable[..., None]) -> str:
+    """`answer(communicator, part, rows, gradients)` adds each of `gradients` to its row, on the rank that has it.
+
+    Rank r of N has rows r, r + N, r + 2N ... of the table, which are its `part`, one below the other.
+    """
+    random = np.random.default_rng(0)
+    cases = {  # rows of the table, and what each rank draws from
+        "3 ranks and 10 rows": (10, [range(10)] * 3),
+        "2 ranks that both draw rows of rank 0": (8, [range(0, 8, 2)] * 2),
+        "4 ranks, of which rank 0 draws no row": (30, [range(0), *[range(30)] * 3]),
+        "4 ranks and 3 rows": (3, [range(3)] * 4),
+        "one rank": (5, [range(5)]),
+    }
+    for case, (count, pools) in cases.items():
+        _judge_push(answer, f"with {case}", count, pools, random)
+    size, count, width = 4, 2_000, 16
+    table, batches = _drawn(random, [range(count)] * size, 400, count, width)
+    where = "with 4 processes"
+    values = values_on_ranks(where, size, _push_on, {"answer": answer, "table": table, "batches": batches})
+    parts, messages, nbytes = zip(*values, strict=True)
+    _compare_push(where, table, batches, parts, messages, nbytes)
+    share = np.mean(nbytes) / ring_bytes_sent(size, table.nbytes)
+    return (
+        "each row's gradients are added up and reach the rank that has the row. On four processes, "
+        f"400 draws from 2,000 rows take {np.mean(nbytes):,.0f} bytes a rank, {share:.0%} of what a ring all-reduce of "
+        "the whole gradient takes."
+    )
+
+
+def push_to_run(answer: Callable[..., None]) -> Callable[..., None]:
+    """The learner's push if it is right; otherwise ours, which is said."""
+    if sparse_push(answer).state == "right":
+        return answer
+    print("Your push is not right yet, so ours is run.")
+    return _sparse_push
+
+
+def _sparse_push(communicator: Communicator, part: Any, rows: Any, gradients: Any) -> None:
+    rank, size = communicator.rank, communicator.size
+    own, places = np.unique(rows, return_inverse=True)
+    sums = np.zeros((len(own), part.shape[1]), part.dtype)
+    np.add.at(sums, places, gradients)
+    for distance in range(size):
+        to, source = (rank + distance) % size, (rank - distance) % size
+        numbers, values = own[own % size == to], sums[own % size == to]
+        if distance:
+            count = np.empty(1, np.int64)
+            communicator.send_recv(to, np.array([len(numbers)]), source, count)
+            theirs = np.empty(count[0], np.int64), np.empty((count[0], part.shape[1]), part.dtype)
+            communicator.send_recv(to, numbers, source, theirs[0])
+            communicator.send_recv(to, values, source, theirs[1])
+            numbers, values = theirs
+        part[numbers // size] += values
+
+
+def _drawn(
+    random: np.random.Generator, pools: Sequence[Sequence[int]], draws: int, count: int, width: int
+) -> tuple[np.ndarray, Batches]:
+    """A table of `count` rows, and for each of `pools` so many draws from it, some of them often."""
+    table = random.integers(20, 90, (count, width)).astype(np.float32)
+    rows = [random.choice(np.array(pool, np.int64), draws * bool(pool)) for pool in pools]
+    # Whole numbers, whose sums are exact in any order.
+    return table, [(each, random.integers(1, 9, (len(each), width)).astype(np.float32)) for each in rows]
+
+
+def _judge_push(
+    answer: Callable[..., None],
+    where: str,
+    count: int,
+    pools: Sequence[Sequence[int]],
+    random: np.random.Generator,
+) -> None:
+    size = len(pools)
+    table, batches = _drawn(random, pools, 2 * count, count, 5)
+    program = functools.partial(_push_on, answer=answer, table=table, batches=batches)
+    parts, messages, nbytes = zip(*on_threads(where, size, program), strict=True)
+    if not any(messages) and size > 1 and np.array_equal(np.concatenate(parts), _dealt(table, size)):
+        raise NotYet("nothing is sent and no row has changed: write the function, then run this again.")
+    _compare_push(where, table, batches, parts, messages, nbytes)
+
+
+def _push_on(communicator: Communicator, answer: Any, table: np.ndarray, batches: Batches) -> Any:
+    """On a rank: its part of the table after the push, and how many messages and bytes it sent."""
+    rows, gradients = batches[communicator.rank]
+    part = table[communicator.rank :: communicator.size].copy()
+    sent: list[int] = []
+    watched = Observed(communicator, lambda to, array: sent.extend([] if to is None else [array.nbytes]))
+    given = answer(watched, part, rows.copy(), gradients.copy())
+    refuse(not is_missing(given), "return nothing: change `part` in place.")
+    return part, len(sent), sum(sent)
+
+
+def _dealt(table: np.ndarray, size: int) -> np.ndarray:
+    """The rows in the order of the ranks that have them."""
+    return np.concatenate([table[rank::size] for rank in range(size)])
+
+
+def _compare_push(
+    where: str,
+    table: np.ndarray,
+    batches: Batches,
+    parts: Sequence[np.ndarray],
+    messages: Sequence[int],
+    nbytes: Sequence[int],
+) -> None:
+    size, right, got = len(batches), _added(table, batches), np.empty_like(table)
+    for rank, part in enumerate(parts):
+        got[rank::size] = part
+    if not np.allclose(got, right):
+        explain(got, _slips_of_push(table, batches, right), where=f"{where}, ")
+        row, column = np.argwhere(~np.isclose(got, right))[0]
+        place = f"row {row}, place {row // size} of rank {row % size}'s part"
+        change = f"{got[row, column] - table[row, column]:g}; it must be {right[row, column] - table[row, column]:g}"
+        raise Wrong(f"{where}, an element of {place}, changes by {change}.")
+    row_nbytes = 8 + table[0].nbytes  # its number and its values
+    for rank, (rows, _) in enumerate(batches):
+        away = rows[rows % size != rank]
+        least, unsummed = (len(each) * row_nbytes for each in (np.unique(away), away))
+        wide, most = least + len(np.unique(away)) * table[0].nbytes, least + 32 * (size - 1)
+        sends = f"{where}, rank {rank} sends "
+        others, own = number_of(size - 1, "other rank"), number_of(len(np.unique(away)), "row")
+        slips = {
+            f"{number_of(messages[rank], 'message')} to {others}; send each of them its rows together: how many, their "
+            "numbers, their gradients.": messages[rank] > 6 * (size - 1),
+            f"{nbytes[rank]:,} bytes: the gradients are sums of 64 bits; give them `part.dtype`.": (
+                most < wide <= nbytes[rank] <= wide + most - least
+            ),
+            f"{nbytes[rank]:,} bytes: a row that was drawn twice is sent twice; add its gradients up first.": (
+                most < unsummed <= nbytes[rank] <= unsummed + most - least
+            ),
+            f"{nbytes[rank]:,} bytes; its {own} on other ranks, with numbers, have {least:,}: send no rank a row that "
+            "it does not have, and no row that was not drawn.": nbytes[rank] > most,
+        }
+        refuse_any(sends, slips)
+
+
+def _added(table: np.ndarray, batches: Batches, keep: Callable[..., Any] = lambda rows, _: rows >= 0) -> Any:
+    """The table with all gradients added, of those rows alone that `keep(rows, rank)` chooses."""
+    after = table.copy()
+    for rank, (rows, gradients) in enumerate(batches):
+        chosen = keep(rows, rank)
+        np.add.at(after, rows[chosen], gradients[chosen])
+    return after
+
+
+def _slips_of_push(table: np.ndarray, batches: Batches, right: np.ndarray) -> dict[str, np.ndarray]:
+    """What the table becomes by mistakes that people make, by the sentence on each."""
+    size, last, first, mean = len(batches), table.copy(), table.copy(), table.copy()
+    replaced, sender = table.copy(), table.copy()
+    for rows, gradients in batches:
+        last[rows] = last[rows] + gradients
+        unique, at, places, counts = np.unique(rows, True, True, True)
+        first[unique] += gradients[at]
+        sums = np.zeros((len(unique), table.shape[1]), table.dtype)
+        np.add.at(sums, places, gradients)
+        mean[unique] += sums / counts[:, None]
+        sender[unique], replaced[unique] = table[unique] + sums, sums
+    own = _added(table, batches, lambda rows, rank: rows % size == rank)
+    twice = "of a row that was drawn twice only one gradient counts: `a[rows] += ...` keeps the last; use `np.add.at`."
+    return {
+        "no row has changed: add to `part` in place.": table,
+        "gradients of rows that are on the rank itself are left out.": _added(
+            table, batches, lambda rows, rank: rows % size != rank
+        ),
+        "only gradients of rows that are on the rank itself count.": own,
+        "gradients of rows that are on the rank itself count twice.": right + own - table,
+        "the gradients are subtracted; add them.": 2 * table - right,
+        "a row that was drawn twice gets the mean of its gradients; it must be their sum.": mean,
+        "the rows get the mean over all ranks; it must be the sum.": table + (right - table) / size,
+        "the gradients replace the rows; add them.": replaced,
+        "where two ranks send the same row, only the last one counts: add what comes from one after the other.": sender,
+        twice: last,
+        "of a row that was drawn twice only the first gradient counts; add them all up.": first,
+    }
 
 
 @exercise
