@@ -312,7 +312,7 @@ def asked(monkeypatch, tmp_path):
 
 @pytest.mark.parametrize(
     ("size", "with_scale_model", "counts"),
-    [("normal", True, [(1, 2, 4, 8, 16)]), ("small", True, [(1, 2, 4)]), ("normal", False, [])],
+    [("normal", True, [(4, 8, 16)]), ("small", True, [(4, 8)]), ("normal", False, [])],
 )
 def test_a_scale_model_is_measured_unless_asked_otherwise(
     asked, size, with_scale_model, counts, monkeypatch, tmp_path

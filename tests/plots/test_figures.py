@@ -94,6 +94,7 @@ HALVES = {
     for name, low, high in (("alone", 50, 51), ("two workers", 90, 95), ("one process", 91, 96))
 }
 SHARED = {"one": [8.0], "apart": [4.0], "two": [6.0]}
+OTHERS = table("model devices throughput one_device strategy", ("mine", 4, 300.0, 100.0, "ring (NCCL)"))
 UNEVEN = EMULATED[
     (EMULATED["strategy"] == "ring") | (EMULATED["workers"] == 1)
 ]  # one measured at fewer counts
@@ -153,6 +154,8 @@ SHOWN = {
     "shared steps": (lambda: welcome.steps({1200: SHARED, 60: SHARED}),
         [[(4, 1.2), (6, 2.2), (8, 0.2)]] * 2),
     "throughput": (lambda: scaling.throughput(EMULATED), [[(1, 0.5), (1, 0.95), (4, 0.8), (4, 3.2)]] * 2),
+    "throughput and published": (lambda: scaling.throughput(EMULATED, OTHERS),
+        [[(1, 0.5), (1, 0.95), (4, 0.8), (4, 3.2)], [(1, 0.5), (1, 0.95), (4, 0.8), (4, 3.0), (4, 3.2)]]),
     "uneven throughput": (lambda: scaling.throughput(UNEVEN), [[(1, 0.5), (1, 0.95), (4, 3.2)]] * 2),
 }  # fmt: skip
 

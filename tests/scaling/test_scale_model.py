@@ -75,6 +75,32 @@ def test_a_prediction_has_the_cluster_s_steps_throughput_and_efficiency():
     assert vgg(faster_link=10).link_of(4) == pytest.approx(10 * 0.75 * 25e9 / 8)
 
 
+def test_servers_on_every_machine_send_what_a_ring_of_machines_sends_once_each_has_summed_its_gradients():
+    model = vgg(cluster="p100x4-25g")
+    inside = 2 * 3 / 4 * VGG / (88.8e9 / 8)
+    across = 2 * 3 / 4 * VGG / (0.75 * 25e9 / 8) + 6 * 30e-6
+    assert model.sharded_servers_seconds(1) == ALONE
+    assert model.sharded_servers_seconds(4) == pytest.approx(ALONE + inside)
+    assert model.sharded_servers_seconds(16) == pytest.approx(ALONE + inside + across)
+
+
+def test_the_headline_has_three_lines_a_model_and_points_of_those_that_are_measured(monkeypatch):
+    def measure(model, workers, store):
+        return model.predict(workers).assign(predicted=0.5)
+
+    monkeypatch.setattr(ScaleModel, "measure", measure)
+    rows = scale_model.headline(None, [4, 8])
+    ways = ["ring", SERVER, "sharded_servers"]
+    assert rows.groupby(["model", "strategy"])["workers"].agg(list).to_dict() == {
+        (model, way): [1, 2, 3, 4, 8] for model in ("resnet101", "vgg16") for way in ways
+    }
+    measured = rows.dropna(subset=["efficiency"])
+    assert measured.groupby("strategy")["workers"].agg(list).to_dict() == {
+        way: [4, 8] * 2 for way in ways[:2]
+    }
+    assert measured["efficiency"].tolist() == measured["predicted"].tolist()
+
+
 def test_a_machine_of_several_devices_exchanges_inside_and_several_by_a_ring_through_all():
     model = vgg(cluster="p3.16xlarge")
     table = model.predict([1, 4, 8, 16])

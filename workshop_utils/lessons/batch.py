@@ -97,7 +97,7 @@ def run_lessons(
         scaled = None
         failures = []
         if with_scale_model:
-            counts = (1, 2, 4) if size == "small" else (1, 2, 4, 8, 16)
+            counts = (4, 8) if size == "small" else (4, 8, 16)
             try:
                 scaled = scale_model.headline(experiment.Store.default(), counts)
             except JobError as error:

@@ -8,7 +8,11 @@ from matplotlib.figure import Figure
 
 from workshop_utils.plots import style
 
-NAMES = {"workshop_parameter_server": "parameter server", "torch_ddp": "DDP (PyTorch)"}
+NAMES = {
+    "workshop_parameter_server": "one server",
+    "sharded_servers": "a server on every machine",
+    "torch_ddp": "DDP (PyTorch)",
+}
 
 
 def name_of(strategy: str) -> str:
@@ -19,10 +23,12 @@ def name_of(strategy: str) -> str:
 MODELS = {"resnet50": "ResNet-50", "resnet101": "ResNet-101", "vgg16": "VGG-16", "bert-base": "BERT-base"}
 
 
-def throughput(rows: pd.DataFrame) -> Figure:
+def throughput(rows: pd.DataFrame, published: pd.DataFrame | None = None) -> Figure:
     """Throughput over that of one device, a panel a model: points measured on emulated devices, lines closed forms.
 
-    `rows` are those of `scale_model.headline`; a row without `efficiency` is of a line alone.
+    Args:
+        rows: those of `scale_model.headline`; a row without `efficiency` is of a line alone.
+        published: what others measured, drawn hollow: rows of `published.scaling_series`.
     """
     models = list(rows["model"].unique())
     figure, grid = style.figure(
@@ -37,16 +43,23 @@ def throughput(rows: pd.DataFrame) -> Figure:
         style.theory(axes, ends, ends, "perfect", colour="ideal", linestyle=(0, (1.5, 1.5)))
         for index, (strategy, points) in enumerate(own.groupby("strategy", sort=False)):
             name, each = str(strategy), points["workers"]
-            style.theory(axes, each, each * points["predicted"], name_of(name), colour=name)
+            look = {"linestyle": style.DASHES[1], "zorder": 2.5} if name == "sharded_servers" else {}
+            style.theory(axes, each, each * points["predicted"], name_of(name), colour=name, **look)
             measured = points.dropna(subset=["efficiency"])
             if measured.empty:
                 continue
             times = (measured["workers"] * measured["efficiency"]).to_numpy(float)
             places = measured["workers"].to_numpy(float)
             style.measured(axes, places, times, colour=name, marker=style.MARKERS[index])
-            how = {"ring": "a ring", "workshop_parameter_server": "one server"}.get(name, name_of(name))
+            how = "a ring" if name == "ring" else name_of(name)
             unit = "" if reached else " devices"
             reached.append(f"{times[-1]:.{1 if times[-1] > 2 else 2}f}{unit} with {how}")
+        for _, row in (
+            own.iloc[:0] if published is None else published[published["model"] == model]
+        ).iterrows():
+            times, by = row["throughput"] / row["one_device"], row["strategy"].split(" (")[0]
+            label = f"published: {times:.1f}, {by}"
+            style.measured(axes, [row["devices"]], [times], label, colour="server", marker="D", hollow=True)
         axes.set(xlabel="workers, on emulated devices", xticks=counts, yticks=counts)
         axes.set(xlim=(0, None), ylim=(0, None))
         finding = f"{MODELS.get(model, model)}: {counts.max()} workers are worth\n{', '.join(reached)}"

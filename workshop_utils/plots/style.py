@@ -55,6 +55,7 @@ COLOURS = {
     "single": INK,
     "ring": "#0072B2",
     "workshop_parameter_server": "#DDAA33",
+    "sharded_servers": "#999933",
     "horovod": "#882255",
     "parameter_server": "#8A8A20",
     "multi_worker_mirrored": "#117733",

@@ -274,6 +274,16 @@ class ScaleModel:
         slower = min(rate, self.cluster.inner if self.cluster.devices > 1 else rate)  # of the ring's links
         return slower * (machines - 1) / machines * devices / (devices - 1)
 
+    def sharded_servers_seconds(self, devices: int) -> float:
+        """Seconds of a step with a server on every machine, each with an equal part of the parameters.
+
+        A machine sums its devices' gradients; then it sends what a ring of machines sends: 2 (m − 1)/m · K.
+        """
+        model = replace(self, strategy="workshop_parameter_server")
+        across = Link(self.cluster.latency, model.link_of(devices))
+        exchange = float(all_reduce_seconds("ring", self.machines(devices), self.nbytes, across))
+        return model.alone(devices) + exchange
+
     def exchanged(
         self,
         step: float,
@@ -426,24 +436,28 @@ def _one_device(cluster: Cluster, model: str, batch: int | None) -> tuple[int, f
     return size, flops / (UTILISATION * cluster.peak), "estimated from the device's peak"
 
 
-def headline(store: Store, workers: Sequence[int] = (1, 2, 4, 8, 16)) -> pd.DataFrame:
-    """What every report begins with: a model that computes much and one that sends much, by ring and by one server.
+def headline(store: Store, workers: Sequence[int]) -> pd.DataFrame:
+    """What every report begins with: a model that computes much and one that sends much, by ring and by servers.
 
-    Rows of `measure`; numbers of workers between those are rows, too, in which nothing but `predicted` is known.
+    Rows of `measure`, for a ring and for one server, on machines of four devices; in further rows, all those of
+    `sharded_servers` among them, nothing but `predicted` is known.
     """
-    models = [
-        ScaleModel.of("p100-25g", model, strategy)
-        for model in ("resnet101", "vgg16")
-        for strategy in ("ring", "workshop_parameter_server")
-    ]
+    measured, lines = [], []
+    for name, strategy in itertools.product(("resnet101", "vgg16"), ("ring", "workshop_parameter_server")):
+        model = ScaleModel.of("p100x4-25g", name, strategy)
+        full = model.cluster.devices
+        counts = [*range(1, full), *range(full, max(workers) + 1, full)]
+        measured.append(model.measure(workers, store))
+        lines.append(model.predict(counts))
+        if model._has_server:
+            sharded = [(count, model.sharded_servers_seconds(count)) for count in counts]
+            lines.append(model._table(sharded).assign(strategy="sharded_servers"))
     of_row, predicted = (
         ["cluster", "model", "strategy", "workers"],
         ["gradient_nbytes", "device_seconds", "predicted"],
     )
-    lines = pd.concat([each.predict(range(1, max(workers) + 1)) for each in models])
-    measured = pd.concat([each.measure(workers, store) for each in models])
-    lines = lines.rename(columns={"efficiency": "predicted"})[of_row + predicted]
-    return lines.merge(measured.drop(columns=predicted), how="left", on=of_row)
+    drawn = pd.concat(lines).rename(columns={"efficiency": "predicted"})[of_row + predicted]
+    return drawn.merge(pd.concat(measured).drop(columns=predicted), how="left", on=of_row)
 
 
 @dataclass(frozen=True)
