@@ -65,7 +65,6 @@ FOLLOWED = [
     )
 ]
 EVENTS = [[Event("send", 1, 8, 0, 1, "")], [Event("recv", 0, 8, 0, 3, "")]]
-SERIES = communication.Series([2, 4], [1.0, 1.5], [1.0, 1.25])
 WAITED = table(
     "worker step compute_seconds all_reduce_seconds",
     ("worker-0", 1, 9.0, 9.0),  # the first step does not count
@@ -119,10 +118,14 @@ SHOWN = {
     "pushes": (lambda: consistency.pushes({"a": PUSHES}, 1, 0), [[(0, 0), (0.1, 1), (0.2, 0)]]),
     "ring": (lambda: communication.ring_steps(ring_all_reduce, 4), [None] * 7 + [[]]),
     # Pale from when the sender was done with it until it had been received.
-    "messages": (lambda: communication.message_timelines({"real": {"ring": EVENTS}}, "Found", "so"),
+    "messages": (lambda: communication.message_timelines({"ring": EVENTS}, "real", "Found", "so"),
         [[(0, 1), (1, 2)]]),
-    "workers": (lambda: communication.against_workers({"ring": SERIES}, "Found", "so"),
-        [[(2, 1.0), (4, 1.5)], [(2, 1.0), (4, 1.2)]]),
+    "ranks": (lambda: communication.against_ranks([2, 4], {"ring": [1.0, 1.5], "central": []}, {"ring": [1, 1]}, "so"),
+        [[(2, 1.0), (4, 1.5)]]),
+    "sizes": (lambda: communication.against_size([1, 9],
+        {4: ({"ring": [2, 1], "double tree": [1, 2]}, {"ring": [4, 1]})}, "so"), [[(1, 4), (9, 1)]]),
+    "gain of overlap": (lambda: communication.overlap([1, 2], {"after": [4.0, 6.0], "overlapped": [3.0, 5.0]},
+        {"after": ([1, 2], [4, 6]), "overlapped": ([1, 2], [3, 5])}, "so"), [[(1, 3), (1, 4), (2, 5), (2, 6)]]),
     "tuning": (lambda: horovod.tuning({"0": [0.2], "1MB": [0.02]}, {0.001: [0.004], 0.02: [0.021]}, 7),
         [[(0, 0.2)] * 2 + [(1, 0.02)] * 2, [(0, 0.004)] * 2 + [(1, 0.021)] * 2]),
     "recorded": (lambda: horovod.gradient_timelines({"fused": FUSED}), [[(0, 500), (500, 1000)]]),

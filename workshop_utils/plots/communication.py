@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
@@ -102,30 +102,23 @@ def _cell(axes: Axes, corner: tuple[float, float], counts: np.ndarray) -> None:
 Traces = Mapping[str, Sequence[Sequence[Event]]]  # by algorithm, of each rank
 
 
-def message_timelines(columns: Mapping[str, Traces], finding: str, detail: str) -> Figure:
-    """Who sent what when: a row an algorithm, a column for each way in which they ran, all on one time axis.
+def message_timelines(traces: Traces, way: str, finding: str, detail: str) -> Figure:
+    """Who sent what when: a row an algorithm, all on one time axis; `way` says how they ran.
 
     Time 0 is when the first rank began. The bars are the sends of each rank (from `communicator.trace`), pale from when
     the sender was done with it until it had been received. A dashed line is where the last rank was ready.
     """
-    columns = {
-        way: {name: _from_zero(ranks) for name, ranks in traces.items()} for way, traces in columns.items()
-    }
-    ranks = [each for traces in columns.values() for each in traces.values()]
-    size = max(map(len, ranks))
-    longest = max(event.end for each in ranks for events in each for event in events)
-    names = list(next(iter(columns.values())))
-    wide, high = 9.6 if len(columns) == 1 else 10.5, 0.75 + (0.21 * size + 0.45) * len(names)
-    shape = {"columns": len(columns), "rows": len(names)}
-    figure, grid = style.figure(wide, high, sharex=True, sharey=True, squeeze=False, **shape)
-    for column, (way, traces) in enumerate(columns.items()):
-        for row, name in enumerate(names):
-            _timeline(grid[row, column], traces[name], f"{name.replace('_', '-')}, {way}", longest)
-        grid[-1, column].set_xlim(0, longest * 1.02)
-        grid[-1, column].set_xlabel("time")
-        style.unit_axis(grid[-1, column].xaxis, "s")
-    for axes in grid[:, 0]:
+    traces = {name: _from_zero(ranks) for name, ranks in traces.items()}
+    size = max(map(len, traces.values()))
+    longest = max(event.end for ranks in traces.values() for events in ranks for event in events)
+    high = 0.75 + (0.21 * size + 0.45) * len(traces)
+    figure, grid = style.figure(9.6, high, rows=len(traces), sharex=True, squeeze=False)
+    for axes, (name, ranks) in zip(grid[:, 0], traces.items(), strict=True):
+        _timeline(axes, ranks, f"{name.replace('_', '-')}, {way}", longest)
         axes.set_ylabel("rank")
+    axes.set_xlim(0, longest * 1.02)
+    axes.set_xlabel("time")
+    style.unit_axis(axes.xaxis, "s")
     return style.finish(figure, finding, detail)
 
 
@@ -144,7 +137,7 @@ def timeline(results: Results) -> Figure:
     detail = "a bar: a call that sends, until it returns; arrow: to which rank; pale: until it is received"
     if count > sum(event.kind == "send" for event in events):
         detail = f"the first events of each rank; {detail}"
-    return message_timelines({way: {name: [each.trace for each in results]}}, finding, detail)
+    return message_timelines({name: [each.trace for each in results]}, way, finding, detail)
 
 
 def _from_zero(ranks: Sequence[Sequence[Event]]) -> list[list[Event]]:
@@ -182,65 +175,86 @@ def _sends(ranks: Sequence[Sequence[Event]]) -> Iterable[Any]:
     return both[both["nbytes"] > 0].itertuples()
 
 
-class Series(NamedTuple):
-    """Measurements by number of workers, with the theory that they are held against."""
+# Colour and marker of each way to all-reduce.
+LOOKS = {
+    "ring": ("ring", "o"),
+    "central": ("server", "s"),
+    "Gloo (PyTorch)": ("torch_ddp", "^"),
+    "recursive doubling": (style.MUTED[1], "s"),
+    "halving-doubling": (style.MUTED[2], "D"),
+    "double tree": (style.MUTED[3], "^"),
+}
+Curves = Mapping[str, npt.ArrayLike]  # by the name of an all-reduce
 
-    workers: Sequence[int]
-    seconds: Sequence[float]
-    theory: Sequence[float]
-    colour: str = "worker 0"
-    marker: str = "o"
 
-
-def against_workers(series: Mapping[str, Series], finding: str, detail: str) -> Figure:
-    """Seconds by number of workers: points measured, lines theory. On the right, measured over theory."""
-    _, (left, right) = style.figure(10.0, 4.2, columns=2, width_ratios=(1.75, 1))
-    ratios = [0.95, 1.05]  # what is seen in any case
-    for index, (name, each) in enumerate(series.items()):
+def against_ranks(ranks: Sequence[int], seconds: Curves, theory: Curves, detail: str) -> Figure:
+    """Seconds by number of ranks: points measured, lines theory. A series with too few points is left out."""
+    _, axes = style.figure(7.4, 4.0)
+    whole = {name: np.asarray(each) for name, each in seconds.items() if np.size(each) == len(ranks)}
+    for index, (name, each) in enumerate(whole.items()):
+        colour, marker = LOOKS[name]
         dashes = style.DASHES[index % len(style.DASHES)]  # so that each is seen where they agree
-        style.theory(left, each.workers, each.theory, name, colour=each.colour, linestyle=dashes)
-        ratio = np.asarray(each.seconds) / np.asarray(each.theory)
-        look: dict[str, Any] = {"colour": each.colour, "marker": each.marker}
+        style.theory(axes, ranks, np.asarray(theory[name]), name, colour=colour, linestyle=dashes)
         # Outlines of different sizes, so that each is seen where they agree.
-        outline: dict[str, Any] = {"hollow": True, "markerfacecolor": "none", "markersize": 6 + 4 * index}
-        style.measured(left, each.workers, each.seconds, **look, **outline)
-        beside = np.asarray(each.workers) + 0.12 * (index - (len(series) - 1) / 2)
-        style.measured(right, beside, ratio, **look)
-        ratios += [*ratio]
-    ticks = sorted({count for each in series.values() for count in each.workers})
-    left.set(xlabel="ranks", xticks=ticks, ylabel="seconds", ylim=(0, None))
-    right.axhline(1, color=style.colour_of("theory"), linewidth=1.4)
-    right.set(
-        xlabel="ranks",
-        xticks=ticks,
-        ylabel="measured over theory",
-        ylim=(min(ratios) - 0.01, max(ratios) + 0.01),
-    )
-    style.headline(left, finding, detail)
-    farthest = max(abs(ratio - 1) for ratio in ratios[2:])
-    return style.finish(right, f"Within {np.ceil(100 * farthest):.0f}% of theory", "1: as predicted")
+        outline: dict[str, Any] = {"markerfacecolor": "none", "markersize": 6 + 4 * index}
+        style.measured(axes, ranks, each, colour=colour, marker=marker, hollow=True, **outline)
+    axes.set(xlabel="ranks", xticks=ranks, ylabel="seconds", ylim=(0, None))
+    times = ", ".join(f"{name} {each[-1] / each[0]:.3g}" for name, each in whole.items())
+    return style.finish(axes, f"{ranks[-1]} ranks instead of {ranks[0]}: {times} times as long", detail)
 
 
-def against_size(
-    nbytes: Sequence[int],
-    series: Mapping[str, Sequence[float]],
-    lines: Mapping[str, npt.ArrayLike],
-    headline: tuple[str, str],
-    axes: Axes,
-) -> None:
-    """Times as long as the fastest of `lines` at each size: those lines, solid where `series` has points for them."""
-    fastest = np.min([np.asarray(each) for each in lines.values()], axis=0)
-    for index, (name, line) in enumerate(lines.items()):
-        colour = style.colour_of("ring") if name == "ring" else style.MUTED[index % len(style.MUTED)]
-        dashes = "solid" if name in series else style.DASHES[1]
-        style.theory(axes, nbytes, np.divide(line, fastest), name, colour=colour, linestyle=dashes)
-        if name in series:
-            points = np.divide(series[name], fastest)
-            style.measured(axes, nbytes, points, colour=colour, marker=style.MARKERS[index % 8])
-    axes.set(xscale="log", yscale="log", ylim=(0.85, None), xlabel="size of the array")
-    axes.set_ylabel("times as long as the fastest")
-    style.plain_ticks(axes.yaxis, [1, 2, 3, 5, 8])
-    style.unit_axis(axes.xaxis, "B")
-    axes.minorticks_off()
-    style.headline(axes, *headline)
-    style.label_ends(axes)
+def against_size(nbytes: Sequence[int], panels: Mapping[int, tuple[Curves, Curves]], detail: str) -> Figure:
+    """By number of ranks, times as long as the fastest line at each size: lines and, for some of them, points.
+
+    A title names the fastest from small to large arrays; who is within 2 % of the fastest stays in front.
+    """
+    figure, grid = style.figure(10.4, 3.9, columns=len(panels), sharey=True, squeeze=False)
+    for axes, (ranks, (lines, points)) in zip(grid.flat, panels.items(), strict=True):
+        fastest = np.min([np.asarray(each) for each in lines.values()], axis=0)
+        for name, line in lines.items():
+            colour, marker = LOOKS[name]
+            dashes = "solid" if name in points else style.DASHES[1]
+            style.theory(axes, nbytes, np.divide(line, fastest), name, colour=colour, linestyle=dashes)
+            if name in points:
+                style.measured(axes, nbytes, np.divide(points[name], fastest), colour=colour, marker=marker)
+        axes.set(xscale="log", yscale="log", ylim=(0.85, None), xlabel="size of the array")
+        style.unit_axis(axes.xaxis, "B")
+        axes.minorticks_off()
+        axes.set_title(f"{ranks} ranks: {', then '.join(_in_front(lines))}", fontsize=10, loc="left", pad=3)
+    grid[0, 0].set_ylabel("times as long as the fastest")
+    style.plain_ticks(grid[0, 0].yaxis, [1, 2, 3, 5, 8])
+    return style.finish(figure, "Small arrays want few steps, large ones few bytes", detail)
+
+
+def _in_front(lines: Curves) -> list[str]:
+    """Which line is lowest, from left to right; a leader stays so until another is more than 2 % lower."""
+    leaders: list[str] = []
+    for place in zip(*(np.asarray(each) for each in lines.values()), strict=True):
+        seconds = dict(zip(lines, place, strict=True))
+        best = min(seconds, key=seconds.__getitem__)
+        if not leaders or seconds[leaders[-1]] > 1.02 * seconds[best]:
+            leaders.append(best)
+    return leaders
+
+
+def overlap(
+    ratios: Sequence[float],
+    seconds: Mapping[str, Sequence[float]],
+    theory: Mapping[str, tuple[npt.ArrayLike, npt.ArrayLike]],
+    detail: str,
+) -> Figure:
+    """Seconds a step by communication over backward pass, of "after the backward pass" and "overlapped"."""
+    _, axes = style.figure(7.2, 3.8)
+    for (name, each), (colour, marker) in zip(
+        seconds.items(), (("compute", "o"), ("send", "s")), strict=True
+    ):
+        where, line = theory[name]
+        style.theory(axes, np.asarray(where), np.asarray(line), name, colour=colour)
+        style.measured(axes, ratios, each, colour=colour, marker=marker)
+    axes.set(xscale="log", ylim=(0, None), ylabel="seconds a step", xlabel="communication / backward pass")
+    style.plain_ticks(axes.xaxis, ratios)
+    before, after = seconds.values()
+    gains = np.divide(before, after)
+    best = int(np.argmax(gains))
+    finding = f"Overlap makes a step up to {gains[best]:.3g} times as fast, at a ratio of {ratios[best]:g}"
+    return style.finish(axes, finding, detail)
