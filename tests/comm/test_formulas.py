@@ -35,6 +35,31 @@ def test_the_simulated_clock_equals_the_closed_form(algorithm, seconds, size):
     assert simulated(algorithm, size).seconds == pytest.approx(expected, rel=1e-9, abs=1e-15)
 
 
+@pytest.mark.parametrize(("latency", "least"), [(0, 1 - 1e-9), (LATENCY, 0.98), (50 * LATENCY, 0.935)])
+def test_binary_blocks_take_their_closed_form_for_any_number_of_ranks_and_less_with_long_latencies(
+    latency, least
+):
+    link = Link(latency, BANDWIDTH)
+    for size in range(3, 101):
+        closed_form = halving_doubling_seconds(size, 8 * ELEMENTS, latency, BANDWIDTH)
+        seconds = simulated(halving_doubling_all_reduce, size, link).seconds
+        assert least < seconds / closed_form < 1 + 1e-9, f"{size} ranks"
+
+
+def test_the_largest_binary_block_sends_and_receives_the_most():
+    def program(communicator):
+        halving_doubling_all_reduce(communicator, Shape(ELEMENTS, np.float64))
+        traffic = communicator.traffic
+        return traffic.messages_sent.sum(), traffic.bytes_sent.sum(), traffic.bytes_received.sum()
+
+    for size in range(3, 101):
+        ranks = simulate(size, program).results
+        power, smaller = 1 << (size.bit_length() - 1), size.bit_count() - 1
+        nbytes = (2 * (power - 1) + smaller) * 8 * ELEMENTS // power
+        assert set(ranks[:power]) == {(2 * (power.bit_length() - 1) + smaller, nbytes, nbytes)}
+        assert all(max(sent, received) <= nbytes for _, sent, received in ranks[power:])
+
+
 @pytest.mark.parametrize("size", [*RANKS, 64])
 def test_a_tree_takes_its_closed_form_for_powers_of_two_and_up_to_a_tenth_less_for_others(size):
     bound = tree_all_reduce_seconds(size, 8 * ELEMENTS, LATENCY, BANDWIDTH)

@@ -1,21 +1,28 @@
-"""Recursive halving and doubling: a ring's bytes in 2 log₂ N steps, between ranks ever nearer or farther.
+"""Recursive halving and doubling: about a ring's bytes in 2 log₂ P steps, P the largest power of two up to N.
 
-After Rabenseifner's algorithm (2004), in Thakur, Rabenseifner and Gropp (2005), "Optimization of collective
-communication operations in MPICH", section 4.5. His halving, and MPICH's, begins with the nearest partner, to which the
-largest messages then go; this one with the farthest, so that rank r ends with block r. With P the largest power of two
-up to N:
+Rabenseifner's algorithm (2004), in Thakur, Rabenseifner and Gropp (2005), "Optimization of collective communication
+operations in MPICH", section 4.5, with **binary blocks** where N is not a power of two: one for each 1 in N's binary
+form, so 7 ranks are blocks of 4, 2 and 1. With m blocks smaller than the largest, which has P ranks:
 
-| phase | who sends what | bytes a rank sends |
+| phase | who sends what | bytes a rank of a block of p sends |
 | --- | --- | --- |
-| fold, if P < N | the first N − P even ranks send all they have to their right neighbour, and wait | K |
-| halving | log₂ P times: half of what a rank still answers for, to the rank P/2, P/4 … 1 places away | (P − 1)/P · K |
-| doubling | log₂ P times: all that a rank has complete, to the rank 1, 2 … P/2 places away | (P − 1)/P · K |
-| unfold, if P < N | those right neighbours send the result back | K |
+| halving | each block by itself: half of what a rank answers for, to the rank p/2, p/4 … 1 away | (p − 1)/p · K |
+| hand over | a rank of a smaller block its piece, to those P/p ranks of the largest that answer for its parts | K/p |
+| hand back | a rank of the largest the result of its piece, to one rank of each smaller block | m · K/P |
+| doubling | each block by itself: all that a rank has complete, to the rank 1, 2 … p/2 away | (p − 1)/p · K |
+
+Nobody sends or receives more than 2K + (m − 2) K/P. Pieces that come before the halving ends wait in the kernel's
+buffers, or if these are full, with their sender.
+
+Gloo (`allreduce_halving_doubling.h`) hands over from each block to the next larger one; here all blocks hand over to
+the largest, which saves the chain. Its halving, and MPICH's, begins with the nearest partner, to which the largest
+messages then go; this one with the farthest, so that rank r of a block ends with piece r.
 """
 
 from __future__ import annotations
 
-from workshop_utils.comm.communicator import Array, Communicator, Operation, buffer, collective, finish
+from workshop_utils.comm.communicator import Array, Communicator, Operation, buffer, chunk, collective, finish
+from workshop_utils.comm.subset import Subset
 
 
 @collective
@@ -23,66 +30,70 @@ def halving_doubling_all_reduce(
     communicator: Communicator, array: Array, operation: Operation = "sum"
 ) -> None:
     """Replace `array`, in place on every rank, by the reduction over all ranks."""
-    rank = communicator.rank
-    power = _largest_power_of_two(communicator.size)
-    folded = communicator.size - power  # pairs of neighbours that act as one
-    in_pair = rank < 2 * folded
-    if in_pair and rank % 2 == 0:
-        communicator.send(rank + 1, array)
-        communicator.recv(rank + 1, array)
-        return
-    if in_pair:
-        incoming = buffer(communicator, array)
-        communicator.recv(rank - 1, incoming)
-        communicator.combine(array, incoming, operation)
-    _halve_and_double(communicator, array, operation, power, folded)
-    if in_pair:
-        communicator.send(rank - 1, array)
-
-
-def _halve_and_double(
-    communicator: Communicator, array: Array, operation: Operation, power: int, folded: int
-) -> None:
-    """Among the `power` ranks that are left: place p ends up with piece p complete, then everybody with all."""
-    place = communicator.rank // 2 if communicator.rank < 2 * folded else communicator.rank - folded
-
-    def pieces(first: int, count: int) -> Array:
-        return array[first * array.size // power : (first + count) * array.size // power]
-
-    def rank_of(other: int) -> int:
-        return 2 * other + 1 if other < folded else other + folded
-
-    distance = power // 2
-    while distance:
-        partner = rank_of(place ^ distance)
-        first = place // distance * distance  # of the pieces that this rank keeps, not its partner
-        mine = pieces(first, distance)
+    rank, blocks = communicator.rank, binary_blocks(communicator.size)
+    largest, *smaller = blocks
+    block = Subset(communicator, next(ranks for ranks in blocks if rank in ranks))
+    _halve(block, array, operation)
+    if rank in largest:
+        mine = chunk(array, rank, len(largest))
         incoming = buffer(communicator, mine)
-        communicator.send_recv(partner, pieces(first ^ distance, distance), partner, incoming)
-        communicator.combine(mine, incoming, operation)
+        holders = [ranks[rank * len(ranks) // len(largest)] for ranks in smaller]
+        for holder in holders:
+            communicator.recv(holder, incoming)
+            communicator.combine(mine, incoming, operation)
+        finish(mine, operation, communicator.size)
+        for holder in holders:
+            communicator.send(holder, mine)
+    else:
+        parts = len(largest) // block.size
+        owners = range(block.rank * parts, (block.rank + 1) * parts)
+        for owner in owners:
+            communicator.send(owner, chunk(array, owner, len(largest)))
+        for owner in owners:
+            communicator.recv(owner, chunk(array, owner, len(largest)))
+    _double(block, array)
+
+
+def binary_blocks(size: int) -> list[range]:
+    """The ranks in blocks of powers of two, the largest first: 7 ranks are those from 0 to 3, 4 and 5, and 6."""
+    blocks, first = [], 0
+    for power in (1 << bit for bit in reversed(range(size.bit_length()))):
+        if size & power:
+            blocks.append(range(first, first + power))
+            first += power
+    return blocks
+
+
+def _halve(block: Communicator, array: Array, operation: Operation) -> None:
+    """Reduce-scatter: rank r of the block is left with piece r complete."""
+    distance = block.size // 2
+    while distance:
+        partner, parts = block.rank ^ distance, block.size // distance
+        mine = chunk(array, block.rank // distance, parts)
+        incoming = buffer(block, mine)
+        block.send_recv(partner, chunk(array, partner // distance, parts), partner, incoming)
+        block.combine(mine, incoming, operation)
         distance //= 2
-    finish(pieces(place, 1), operation, communicator.size)
+
+
+def _double(block: Communicator, array: Array) -> None:
+    """All-gather: the steps of the halving, in reverse."""
     distance = 1
-    while distance < power:
-        partner = rank_of(place ^ distance)
-        first = place // distance * distance
-        communicator.send_recv(partner, pieces(first, distance), partner, pieces(first ^ distance, distance))
+    while distance < block.size:
+        partner, parts = block.rank ^ distance, block.size // distance
+        complete = chunk(array, block.rank // distance, parts)
+        block.send_recv(partner, complete, partner, chunk(array, partner // distance, parts))
         distance *= 2
-
-
-def _largest_power_of_two(size: int) -> int:
-    """The largest power of two that is at most `size`."""
-    return 1 << (size.bit_length() - 1)
 
 
 def halving_doubling_seconds(
     size: int, nbytes: int, latency_seconds: float, bandwidth_bytes_per_second: float
 ) -> float:
-    """2 log₂ P · α + 2 (P − 1)/P · K/B, and 2 (α + K/B) more where N is not a power of two.
+    """2 log₂ P · α + 2 (1 + (m − 1)/P) · K/B, with m blocks smaller than the largest, of P ranks.
 
-    Exact where P divides the number of elements. Source: Thakur, Rabenseifner, Gropp (2005), section 4.5.
+    On the simulated clock, up to 100 ranks: exact where P divides the number of elements and α ≤ K/8PB; with more
+    latency up to 6.5 % too high, since smaller blocks may hand over while the largest waits for a latency.
     """
-    power = _largest_power_of_two(size)
+    steps, smaller = size.bit_length() - 1, size.bit_count() - 1
     array_seconds = nbytes / bandwidth_bytes_per_second
-    folding = 2 * (latency_seconds + array_seconds) if power < size else 0.0
-    return 2 * (power.bit_length() - 1) * latency_seconds + 2 * (power - 1) / power * array_seconds + folding
+    return 2 * steps * latency_seconds + 2 * (1 + (smaller - 1) / 2**steps) * array_seconds
