@@ -49,6 +49,11 @@ def shown(axes):
 
 
 PUSHES = table("pusher push_seconds staleness late", (0.0, 0.0, 0, 0), (1.0, 0.1, 40, 0), (0.0, 0.2, 9, 1))
+EXCHANGED = {"one": {2: 1.0, 4: 2.0}, "every": {2: 0.5, 4: 0.75}, "ring": {2: 0.5, 4: 0.8}}
+EXPECTED = {"one": lambda workers: workers / 2, "every": lambda workers: 1 - 1 / workers}
+ARRIVED = table(
+    "simulated real gradients", ([0.5, 1.5], 1.0, 80), ([0.25, 1.5], 0.5, 200), ([1.0, math.inf], 1.5, 300)
+).set_index(pd.Index(["alone", "all wait", "none waits"]))
 STEP = pytorch.Step(5.0, 6.0, 8.0, 9.0, [(6.5, 8.0, 4), (8.0, 9.0, 4)])
 SHARDED = {"DDP": (0, [16e6, 16e6]), "FSDP2": (3, [8e6, 4e6])}
 STEPS = (10, 1), (11, 2), (12, 3), (14, 2), (15, 3), (16, 4)
@@ -115,6 +120,15 @@ SHOWN = {
     # Three seeds and their median, to each of two losses.
     "time to a loss": (lambda: parallelism.time_to_loss({0.5: TIMES, 0.1: TIMES}, 0.1),
         [[(1, 1), (2, 0), (2, 1), (3, 1), (4, 0), (9, 0)]] * 2),
+    # Two exchanges, each with its line, and a ring on the last line.
+    "exchange times": (lambda: consistency.exchange_times(EXCHANGED, EXPECTED, "so"),
+        [[(2, 0.5), (2, 0.5), (2, 1), (4, 0.75), (4, 0.8), (4, 2)]]),
+    # Two seeds, their median and a real run; a seed that never arrived is at the edge.
+    "seconds to a loss": (lambda: consistency.seconds_to_loss({"a": ARRIVED, "b": ARRIVED}, 1, 2),
+        [[(0.25, 1), (0.5, 0), (0.5, 1), (1, 0), (1, 2), (1.5, 0), (1.5, 1), (1.5, 2), (2, 2)]] * 2),
+    "descents": (lambda: consistency.descents({0.3: {0: [1.0, 0.5], 3: [1.0, -3.0]}}),
+        [[(0, 1), (0, 1), (1, -3), (1, 0.5)]]),
+    "full link": (lambda: consistency.full_link({1: 4.0, 3: 9.0}, 4, 9, 2.25, "so"), [[(1, 4), (3, 9)]]),
     "pushes": (lambda: consistency.pushes({"a": PUSHES}, 1, 0), [[(0, 0), (0.1, 1), (0.2, 0)]]),
     "ring": (lambda: communication.ring_steps(ring_all_reduce, 4), [None] * 7 + [[]]),
     # Pale from when the sender was done with it until it had been received.

@@ -1,13 +1,38 @@
-"""Figures of parameter servers: who pushes when."""
+"""Figures of parameter servers: how long their links are busy, who pushes when, and what waiting costs."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
+import numpy as np
 import pandas as pd
 from matplotlib.figure import Figure
 
 from workshop_utils.plots import style
+
+
+def exchange_times(
+    measured: Mapping[str, Mapping[int, float]],
+    theory: Mapping[str, Callable[[np.ndarray], np.ndarray]],
+    detail: str,
+) -> Figure:
+    """Seconds that a step communicates, against workers: lines by `theory`, and what was `measured`, in their order.
+
+    One more is measured than there are lines: a ring, whose line is that of the last.
+    """
+    _, axes = style.figure(7.6, 4.0)
+    workers = sorted({count for seconds in measured.values() for count in seconds})
+    line = np.linspace(1, workers[-1], 200)
+    for (name, seconds), colour in zip(theory.items(), style.MUTED, strict=False):
+        style.theory(axes, line, seconds(line), name, colour=colour)
+    *places, rings = measured.values()
+    for times, colour, marker in zip(places, style.MUTED, style.MARKERS[2::-1], strict=False):
+        style.measured(axes, [*times], [*times.values()], colour=colour, marker=marker)
+    look: dict[str, Any] = {"colour": "ring", "hollow": True, "markerfacecolor": "none", "markersize": 12}
+    style.measured(axes, [*rings], [*rings.values()], **look)
+    axes.set(xlabel="workers", ylabel="communication, seconds a step", ylim=(0, None), xticks=[1, *workers])
+    return style.finish(axes, "One server is a bottleneck; one on every node is as fast as a ring", detail)
 
 
 def pushes(runs: Mapping[str, pd.DataFrame], seconds: float, straggler: int) -> Figure:
@@ -33,3 +58,80 @@ def pushes(runs: Mapping[str, pd.DataFrame], seconds: float, straggler: int) -> 
     grid[-1].set_xlabel("seconds since the first push")
     detail = "a dot: a gradient reaches the server; hollow: it came too late and was dropped"
     return style.finish(figure, "How far workers drift apart is a choice", detail)
+
+
+def seconds_to_loss(runs: Mapping[str, pd.DataFrame], target: float, limit: float) -> Figure:
+    """When each mode's loss reached `target`, a panel for each of `runs`: dots are simulated seeds, a diamond is real.
+
+    A row of a table is a mode: simulated (the seconds of each seed), real (those of the first seed), gradients (used in
+    a second, there). Seconds are infinite where a run did not get there; it is then drawn at `limit`. The title
+    compares modes with each other, but for the first, one worker.
+    """
+    rows = max(map(len, runs.values()))
+    figure, panels = style.panels(runs, 10.4, 0.5 * rows + 1.6, sharex=True, sharey=True)
+    factors = []
+    for axes, table in zip(panels, runs.values(), strict=True):
+        medians = [float(np.median(seconds)) for seconds in table["simulated"]]
+        factors.append(f"{max(medians[1:]) / min(medians[1:]):.1f}")
+        for row, (seconds, real, gradients) in enumerate(table.itertuples(index=False)):
+            colour, middle = style.MUTED[min(row, 1)], medians[row]
+            seen = np.minimum([*seconds, real], limit)
+            if np.isfinite(middle):
+                axes.plot([middle] * 2, [row - 0.3, row + 0.3], color=style.colour_of(colour), linewidth=2)
+            style.measured(axes, seen[1:-1], [row] * len(seen[1:-1]), colour=colour, alpha=0.4)
+            style.measured(axes, seen[:1], [row], colour=colour)
+            style.measured(axes, seen[-1:], [row], colour=colour, marker="D", hollow=True, markersize=8)
+            words = f"{middle:.2f} s" if np.isfinite(middle) else "most never"
+            at = (1.02, row)
+            style.note(
+                axes,
+                f"{words}, {gradients:.0f}/s",
+                at,
+                (0, 0),
+                xycoords=("axes fraction", "data"),
+                va="center",
+            )
+        axes.set(xlabel="seconds", xlim=(0, limit))
+        axes.grid(visible=False, axis="y")
+    style.rows(panels[0], list(next(iter(runs.values())).index))
+    found = f"Four workers to a loss of {target:.1f}: the slowest mode takes {' and '.join(factors)} times as long"
+    detail = "dots: simulated seeds; stroke: their median, named on the right beside the gradients used in a second; "
+    detail += "diamond: the dark seed on real processes"
+    return style.finish(figure, found, detail)
+
+
+def descents(curves: Mapping[float, Mapping[int, Sequence[float]]]) -> Figure:
+    """x against updates, a panel a learning rate and a line a delay; those that run away are named where they do."""
+    figure, panels = style.panels([f"learning rate {rate:g}" for rate in curves], 9.6, 3.6, sharey=True)
+    for axes, lines in zip(panels, curves.values(), strict=True):
+        for (delay, x), colour, dashes in zip(lines.items(), style.MUTED, style.DASHES, strict=False):
+            runs_away = abs(x[-1]) > 2
+            label = "_" if runs_away else f"delay {delay}"
+            style.theory(axes, np.arange(len(x)), x, label, colour=colour, linestyle=dashes)
+            if runs_away:
+                at = int(np.argmax(np.abs(x) > 1.9))
+                style.note(axes, f"delay {delay}", (at, x[at]), (6, -2), color=colour)
+        axes.set(xlabel="updates", ylim=(-2.2, 2.2))
+    panels[0].set_ylabel("x")
+    return style.finish(figure, "An old gradient forbids a large learning rate", "best is x = 0")
+
+
+def full_link(
+    updates: Mapping[int, float], alone: float, most: float, knee: float | None, detail: str
+) -> Figure:
+    """Updates a second of asynchronous workers, below the lower of W · `alone` and `most`; marked at `knee`.
+
+    `updates` are by number of workers, `alone` is one worker's rate by formula, `most` what the link carries.
+    """
+    _, axes = style.figure(7.2, 3.8)
+    workers = [*updates]
+    line = np.array([0, most / alone, workers[-1] + 0.3])
+    style.theory(axes, line, np.minimum(line * alone, most), "1/s")
+    style.measured(axes, workers, [*updates.values()], colour="workshop_parameter_server")
+    if knee is not None:
+        style.mark(axes, knee, f"your W* = {knee:.2f}")
+    style.plain_ticks(axes.xaxis, range(workers[-1] + 1))
+    axes.set(
+        xlabel="asynchronous workers", ylabel="updates per second", ylim=(0, 1.3 * most), xlim=(0, line[-1])
+    )
+    return style.finish(axes, "Once the link is full, more workers add nothing", detail)
