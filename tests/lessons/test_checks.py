@@ -14,7 +14,9 @@ import numpy as np
 import pytest
 
 from workshop_utils.comm.communicator import chunk
-from workshop_utils.comm.ring import ring_all_reduce
+from workshop_utils.comm.halving_doubling import halving_doubling_all_reduce
+from workshop_utils.comm.ring import ring_all_gather, ring_all_reduce, ring_reduce_scatter
+from workshop_utils.comm.subset import Subset
 from workshop_utils.lessons import checks
 from workshop_utils.lessons.checks import (
     NotYet,
@@ -224,6 +226,39 @@ def push_in_one_message(communicator, part, rows, gradients):
             part[int(row) // size] += np.array(values)
 
 
+def two_levels_by_hand(communicator, array, group):
+    """Each rank sends every other its part directly, in NumPy's cut."""
+    rank, size = communicator.rank, communicator.size
+
+    def exchange(ranks, whole, adds):
+        own, parts = ranks.index(rank), np.array_split(whole, len(ranks))
+        for distance in range(1, len(ranks)):
+            to, source = (own + distance) % len(ranks), (own - distance) % len(ranks)
+            outgoing, incoming = parts[to if adds else own], np.zeros_like(parts[own if adds else source])
+            communicator.send_recv(ranks[to], outgoing, ranks[source], incoming)
+            parts[own if adds else source][:] = adds * parts[own if adds else source] + incoming
+        return parts[own]
+
+    inside, across = (
+        [*range(rank - rank % group, rank - rank % group + group)],
+        [*range(rank % group, size, group)],
+    )
+    mine = exchange(inside, array, adds=True)
+    exchange(across, mine, adds=True)
+    exchange(across, mine, adds=False)
+    exchange(inside, array, adds=False)
+
+
+def two_levels_of_other_parts(communicator, array, group):
+    """Backwards inside a machine, and across by halving and doubling where that is as good as a ring."""
+    rank, size = communicator.rank, communicator.size
+    inside = Subset(communicator, [*range(rank - rank % group, rank - rank % group + group)][::-1])
+    across = Subset(communicator, [*range(rank % group, size, group)])
+    all_reduce = ring_all_reduce if across.size == 3 else halving_doubling_all_reduce
+    all_reduce(across, ring_reduce_scatter(inside, array))
+    ring_all_gather(inside, array)
+
+
 def held_at_the_newest_version(state, worker, bound):
     slowest = min(state.pushes[each] for each in state.active)
     return state.version > state.has[worker] and state.pushes[worker] - slowest <= bound
@@ -241,6 +276,8 @@ def held_at_the_newest_version(state, worker, bound):
             (held_at_the_newest_version, lambda state, worker: state.has[worker] == state.version),
         ),
         (parameter_server.sparse_push, push_in_one_message),
+        (ring.two_level, two_levels_by_hand),
+        (ring.two_level, two_levels_of_other_parts),
         (parallelism.uneven_step, one_bad_image_spoils_all_weights),
         (model_parallel.tensor_parallel_mlp, mlp_with_a_hook),
         (model_parallel.pipeline_messages, passes_of_one_form),

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -34,18 +34,24 @@ class _Outcome(NamedTuple):
 class Observed(Subset):
     """`inner`, of which `observe(to, array)` hears before each message; None for `to`: it only receives.
 
-    A learner writes a collective with it: calling one of the workshop's own raises Wrong.
+    A learner writes a collective with it: calling one of the workshop's own raises Wrong, but for those in `allowed`.
     """
 
-    def __init__(self, inner: Communicator, observe: Callable[[int | None, Any], object]) -> None:
+    def __init__(
+        self,
+        inner: Communicator,
+        observe: Callable[[int | None, Any], object],
+        allowed: Collection[str] = (),
+    ) -> None:
         super().__init__(inner, range(inner.size))
-        self._observe = observe
+        self._observe, self._allowed = observe, allowed
 
     def _exchange(self, to: int | None, outgoing: Any, source: int | None, incoming: Any) -> None:
         name = self._collective
         because = "sends messages of its own: leave it out; a rank that receives waits anyway"
         refuse(name == "barrier", f"`barrier` {because}.")
-        refuse(name, f"`{name}` is the workshop's own: write yours from `send_recv`.")
+        parts = listed(f"`{each}`" for each in self._allowed or ["send_recv"])
+        refuse({name} - {"", *self._allowed}, f"`{name}` is the workshop's own: write yours from {parts}.")
         self._observe(to, outgoing)
         if to is not None and source is not None and np.shares_memory(outgoing, incoming):
             raise Wrong(

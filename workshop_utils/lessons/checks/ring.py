@@ -13,20 +13,28 @@ import numpy as np
 
 from workshop_utils.comm import ring as collectives
 from workshop_utils.comm.communicator import Communicator
-from workshop_utils.comm.simulated import Link, simulate
+from workshop_utils.comm.simulated import Link, Topology, simulate
 from workshop_utils.lessons.checks import NotYet, Wrong, exercise, listed, number_of, refuse, refuse_any
 from workshop_utils.lessons.checks.open_question import question
 from workshop_utils.lessons.checks.processes import (
+    NETWORK,
     Observed,
     Stuck,
     compare_on_processes,
     on_threads,
+    values_on_ranks,
 )
 
 Answer = Callable[[Communicator, np.ndarray], None]
 
 # Of a ring: numbers of ranks and of elements.
 TRIALS = ((4, 4), (2, 2), (3, 3), (4, 10), (3, 7), (1, 5), (8, 8), (5, 3), (3, 0), (7, 9), (6, 6), (16, 16))
+
+# Of two levels: numbers of ranks, of those in a machine, and of elements; then such as divide badly.
+LEVELS = ((4, 2, 8), (8, 4, 16), (6, 3, 12), (6, 2, 12))
+ODD_LEVELS = ((4, 2, 7), (8, 4, 19), (6, 2, 13), (4, 4, 9), (4, 1, 10), (1, 1, 3), (6, 3, 2), (4, 2, 0))
+# Of which it may be composed.
+PARTS = ("ring_reduce_scatter", "ring_all_reduce", "ring_all_gather", "halving_doubling_all_reduce")
 
 
 @exercise
@@ -265,6 +273,105 @@ def _contributions(value: float, units: list[int]) -> str:
             repeats = f"it counts more than once that of rank {listed(twice)}" if twice else ""
             return "; ".join(filter(None, (lacks, repeats)))
     return f"it is {value:g}"
+
+
+class _Level(NamedTuple):
+    """What a rank has after an all-reduce on two levels, and the bytes that it sent to each rank."""
+
+    array: np.ndarray
+    sent: list[int]
+
+
+@exercise
+def two_level(answer: Callable[[Communicator, np.ndarray, int], None]) -> str:
+    """`answer(communicator, array, group)` replaces `array` by the sum; `group` consecutive ranks share a machine.
+
+    Bytes are least between machines and inside, and every rank sends its share of them.
+    """
+    for size, group, elements in (*LEVELS, *ODD_LEVELS):
+        _judge_levels(answer, size, group, elements)
+    _judge_levels(answer, 4, 2, 6, np.float32)
+    machine, ones = Link(0.0, 800.0), np.ones(800)
+    run = simulate(8, lambda each: answer(each, ones.copy(), 4), Topology(machine, 4, machine))
+    times = run.seconds / (2.5 * ones.nbytes / machine.bandwidth_bytes_per_second)
+    late = f"with 8 ranks in simulated time it takes {times:.0f} times as long as its bytes need"
+    refuse(times > 3, f"{late}: all ranks must send at once, as they do in `send_recv`.")
+    where = f"on 4 processes behind links of {NETWORK}/s"
+    arguments = {"answer": answer, "per_machine": 2, "elements": 40_000}
+    _judge_level(where, values_on_ranks(where, 4, _level, arguments, network=NETWORK), 2)
+    return (
+        "with 8 ranks in 2 machines each sent a quarter of the array to the other machine, and 1.5 times the array "
+        "inside its own. With 4 processes behind links of 100 Mbit/s, too, sums and bytes were right: that is a "
+        "hierarchical all-reduce."
+    )
+
+
+def _judge_levels(answer: Any, size: int, group: int, elements: int, dtype: type = np.float64) -> None:
+    """Raise for the first mistake on threads."""
+    kind = "" if dtype == np.float64 else f" of {np.dtype(dtype)}"
+    where = f"with {number_of(size, 'rank')}, {group} a machine, and {number_of(elements, 'element')}{kind}"
+    program = functools.partial(_level, answer=answer, per_machine=group, elements=elements, dtype=dtype)
+    _judge_level(where, on_threads(where, size, program), group)
+
+
+def _level(
+    communicator: Communicator, answer: Any, per_machine: int, elements: int, dtype: type = np.float64
+) -> _Level:
+    """Rank r contributes 16^r times the number of each place, so a sum's digits name its parts."""
+    array: Any = (16.0**communicator.rank * np.arange(1, elements + 1)).astype(dtype)
+    observed = Observed(communicator, lambda *_: None, PARTS)
+    answer(observed, array, per_machine)
+    return _Level(array, observed.traffic.bytes_sent.tolist())
+
+
+def _judge_level(where: str, outcomes: list[_Level], group: int) -> None:
+    size, elements = len(outcomes), outcomes[0].array.size
+    units, numbers = [16**rank for rank in range(size)], np.arange(1, elements + 1)
+    is_unchanged = all(
+        np.array_equal(each.array, unit * numbers) for each, unit in zip(outcomes, units, strict=True)
+    )
+    if is_unchanged and size > 1 and elements:
+        if not any(sum(each.sent) for each in outcomes):
+            raise NotYet("no message was sent: write the function, then run this again.")
+        raise Wrong(f"{where}, `array` has not changed on any rank: change it in place.")
+    right = sum(units) * numbers
+    for rank, (array, _) in enumerate(outcomes):
+        for place in np.flatnonzero(array != right)[:1]:
+            first, value = rank // group * group, float(array[place] / numbers[place])
+            machine = range(first, first + group)
+            ready = [other for other in machine if outcomes[other].array[place] == right[place]]
+            what, others = f"{where}, element {place} of rank {rank}", np.flatnonzero(array[place] == right)
+            divisor = next((each for each in range(2, size + 1) if math.isclose(value * each, sum(units))), 0)
+            slips = {
+                f"{what} is the sum divided by {divisor}; this one is a sum.": divisor,
+                f"{what} is what belongs in element {listed(others[:1])}.": others.size,
+                f"{what} is wrong: rank {listed(ready[:1])} of its machine has the sum; gather inside.": ready,
+            }
+            refuse_any("", slips)
+            is_whole = 0 < value < 16**size and value == round(value)
+            parts = _contributions(value, units) if is_whole else f"it is {array[place]:g}"
+            raise Wrong(f"{what} is wrong: {parts}.")
+    _judge_shares(where, outcomes, group)
+
+
+def _judge_shares(where: str, outcomes: list[_Level], group: int) -> None:
+    """Raise Wrong where more bytes are sent between machines or inside them than it takes, or a rank sends too many."""
+    size, machines, array = len(outcomes), len(outcomes) // group, outcomes[0].array
+    inside = [sum(sent[rank // group * group :][:group]) for rank, (_, sent) in enumerate(outcomes)]
+    across = [sum(sent) - own for own, (_, sent) in zip(inside, outcomes, strict=True)]
+    least = 2 * (machines - 1) * array.nbytes
+    sends = f"{where}, all ranks together send {sum(across):,} bytes to other machines"
+    advice = "add up inside each machine first, whose ranks are consecutive, then send only that sum across"
+    refuse(sum(across) > least, f"{sends}; 2 (m - 1) K = {least:,} are enough: {advice}.")
+    busy, share = max(range(size), key=across.__getitem__), least // size
+    sends = f"{where}, rank {busy} sends {across[busy]:,} bytes to other machines"
+    idle = f"with a network card for each rank the others idle; each can send 1/{group} of the sum"
+    too_busy = array.size % size == 0 and across[busy] > share
+    refuse(too_busy, f"{sends}; 2 (m - 1)/m · K/g = {share:,} are enough: {idle}.")
+    least = 2 * machines * (group - 1) * array.nbytes
+    sends = f"{where}, ranks send {sum(inside):,} bytes inside their machines"
+    advice = "a reduce-scatter before and an all-gather after send (g - 1)/g · K each"
+    refuse(sum(inside) > least, f"{sends}; 2 (g - 1) K a machine, {least:,} in all, are enough: {advice}.")
 
 
 across_racks = question(__name__, "across_racks")
