@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from workshop_utils.lessons.checks import Wrong, refuse
-from workshop_utils.lessons.checks.open_question import OpenQuestion, runs_of
+from workshop_utils.lessons.checks.open_question import OpenQuestion, Simulated, runs_of
 from workshop_utils.network import Network
 from workshop_utils.ranks.results import RankResult, Results
 
@@ -126,6 +126,17 @@ def test_a_number_of_ranks_can_be_asked_for():
     assert len(runs_of(STEPS[1], "step", ranks=2, network="100Mbit")) == 1
     with pytest.raises(Wrong, match="a run on 1 rank; it must be on 2"):
         runs_of(STEPS, "step", ranks=2, network="100Mbit")
+
+
+def test_runs_may_be_on_several_networks():
+    assert len(runs_of(STEPS, "step", network=("100Mbit", "10Mbit"))) == 3
+    with pytest.raises(Wrong, match="it must be at 10Mbit each way for each process or 20Mbit each way"):
+        runs_of(STEPS, "step", network=("10Mbit", "20Mbit"))
+
+
+def test_a_simulated_number_is_not_called_measured():
+    asked = OpenQuestion("times", "Racks share one way.", (1, 20), measure=Simulated)
+    assert "you predicted 2 times and simulated 2.714, 1.36 times what" in asked(2, 2.714, WHY).text
 
 
 def test_a_measurement_of_what_cannot_be_is_refused():
