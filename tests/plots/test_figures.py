@@ -130,6 +130,8 @@ SHOWN = {
         [[(0, 1), (0, 1), (1, -3), (1, 0.5)]]),
     "full link": (lambda: consistency.full_link({1: 4.0, 3: 9.0}, 4, 9, 2.25, "so"), [[(1, 4), (3, 9)]]),
     "pushes": (lambda: consistency.pushes({"a": PUSHES}, 1, 0), [[(0, 0), (0.1, 1), (0.2, 0)]]),
+    "density": (lambda: consistency.by_density({"rows": {0.01: 2, 1: 90}, "a ring": {0.01: 80, 1: 80}},
+        {"rows": lambda share: 90 * share, "a ring": lambda _: 80}), [[(0.01, 2), (0.01, 80), (1, 80), (1, 90)]]),
     "ring": (lambda: communication.ring_steps(ring_all_reduce, 4), [None] * 7 + [[]]),
     # Pale from when the sender was done with it until it had been received.
     "messages": (lambda: communication.message_timelines({"ring": EVENTS}, "real", "Found", "so"),

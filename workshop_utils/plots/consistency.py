@@ -1,4 +1,4 @@
-"""Figures of parameter servers: how long their links are busy, who pushes when, and what waiting costs."""
+"""Figures of parameter servers: what their links carry and how long, who pushes when, and what waiting costs."""
 
 from __future__ import annotations
 
@@ -135,3 +135,31 @@ def full_link(
         xlabel="asynchronous workers", ylabel="updates per second", ylim=(0, 1.3 * most), xlim=(0, line[-1])
     )
     return style.finish(axes, "Once the link is full, more workers add nothing", detail)
+
+
+def by_density(
+    counted: Mapping[str, Mapping[float, float]], forms: Mapping[str, Callable[[np.ndarray], Any]]
+) -> Figure:
+    """Bytes that a rank sends in a step by the share of a table's rows that its batch touches.
+
+    Args:
+        counted: by exchange and share, bytes.
+        forms: by exchange, bytes of an array of shares; the headline holds the first against the last.
+    """
+    _, axes = style.figure(7.6, 4.0)
+    shares = np.array(sorted(next(iter(counted.values()))))
+    line = np.geomspace(shares[0], shares[-1], 100)
+    for index, (name, form) in enumerate(forms.items()):
+        look: dict[str, Any] = {"colour": style.MUTED[index], "linestyle": style.DASHES[index]}
+        style.theory(axes, line, np.broadcast_to(form(line), line.shape), name, **look)
+        points = [counted[name][share] for share in shares]
+        style.measured(axes, shares, points, colour=style.MUTED[index], marker=style.MARKERS[index])
+    axes.set(xscale="log", yscale="log", xlabel="rows that a worker's batch touches, of all")
+    axes.set_ylabel("bytes that a rank sends in a step")
+    axes.minorticks_off()
+    style.percent_axis(axes.xaxis)
+    style.unit_axis(axes.yaxis, "B")
+    (first, *_, last), share = forms, min(shares, key=lambda each: abs(np.log(each / 0.01)))
+    part = counted[first][share] / counted[last][share]
+    finding = f"Touching {share:.1%} of the rows takes {part:.1%} of {last}'s bytes"
+    return style.finish(axes, finding, "points: counted on real processes; lines: formulas")
