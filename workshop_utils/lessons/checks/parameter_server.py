@@ -5,15 +5,18 @@ from __future__ import annotations
 import copy
 import functools
 import itertools
+import os
+import signal
 from collections.abc import Callable, Iterable, Sequence
 from types import SimpleNamespace
 from typing import Any, NamedTuple
 
 import numpy as np
 
-from workshop_utils.comm import parameter_server
+from workshop_utils.comm import parameter_server, replicated
 from workshop_utils.comm.communicator import CommunicationError, Communicator
 from workshop_utils.comm.parameter_server import Mode, State, has_newer
+from workshop_utils.comm.replicated import Keep, Push
 from workshop_utils.comm.ring import ring_bytes_sent
 from workshop_utils.comm.simulated import Link, simulate
 from workshop_utils.lessons.checks import (
@@ -23,6 +26,7 @@ from workshop_utils.lessons.checks import (
     exercise,
     explain,
     is_missing,
+    listed,
     mistakes,
     number_of,
     recognise,
@@ -493,3 +497,192 @@ def _compare(case: str, mine: _Trial, right: _Trial) -> None:
             ),
         }
         refuse_any(f"{case}: worker {worker} is ", slips)
+
+
+_RANGES, _VALUES, _STEPS = 6, 5, 17
+_SOLVED = np.random.default_rng(0).normal(size=(2, _RANGES, _VALUES))  # where each worker's gradient is zero
+
+
+@exercise
+def replica(answer: tuple[Push, Keep]) -> str:
+    """`answer` is (push(server, worker, r, version, gradient), keep(server, r, version, values))."""
+    push, keep = answer
+    for workers in (2, 3, 1):
+        _judge_updates(push, workers)
+        _judge_takeover(push, keep, workers)
+    where, ranks = "on real processes, where five servers are killed", _RANGES + len(_SOLVED)
+    arguments = {"push": push, "keep": keep}
+    values = values_on_ranks(where, ranks, _train_ranges, arguments, timeout="20s", may_die=range(1, _RANGES))
+    off = max(np.abs(value - _undisturbed()).max() for value in values[_RANGES:])
+    advice = "count each push once, and answer nobody before the next server has what you answer"
+    refuse(off > 1e-9, f"{where}, the parameters are off by {off:.2g}; {advice}.")
+    return (
+        "five of six servers were killed on real processes, each at another moment of its update, and the parameters "
+        "are those of a run without a crash."
+    )
+
+
+def replica_to_run(answer: tuple[Push, Keep]) -> tuple[Push, Keep]:
+    """The learner's two functions if they are right; otherwise ours, which is said."""
+    if replica(answer).state == "right":
+        return answer
+    print("Your replica is not right yet, so ours is run.")
+    return replicated.push, replicated.keep
+
+
+def _change(row: np.ndarray, gradient: np.ndarray) -> None:
+    row -= 0.1 * gradient
+
+
+class _Watched(replicated.Server):
+    """Server 1, with `workers` workers and nobody to talk to: `log` is what it was told to do."""
+
+    def __init__(self, workers: int) -> None:
+        communicator: Any = SimpleNamespace(rank=1, size=_RANGES + workers)
+        super().__init__(communicator, np.zeros((_RANGES, _VALUES)), _change)
+        self.log: list[str] = []
+
+    def update(self, r: int) -> None:
+        self.log.append(f"update({r})")
+        lacking = [worker for worker in self.workers if worker not in self.pushed[r]]
+        refuse(lacking, f"it updates range {r} before worker {listed(lacking[:1])} has pushed; wait for all.")
+        super().update(r)
+
+    def copy(self, r: int) -> None:
+        self.log.append(f"copy({r})")
+
+    def answer(self, worker: int, r: int) -> None:
+        self.log.append(f"answer({worker}, {r})")
+
+    def hear(self, push: Push, worker: int, r: int, version: int) -> list[str]:
+        """What the server does at a push of ones."""
+        self.log = []
+        push(self, worker, r, version, np.ones(_VALUES))
+        return self.log
+
+
+def _judge_updates(push: Push, workers: int) -> None:
+    """Raise Wrong unless, in five updates of a range, all push, it is updated and copied, and all get answers."""
+    server, r = _Watched(workers), 1
+    for version in range(5):
+        first, *rest = order = np.roll(server.workers, version).tolist()
+        log = server.hear(push, first, r, version)
+        if not (log or server.pushed[r] or version):
+            raise NotYet("your first function does nothing with a gradient: write it, then run this again.")
+        where = f"with {number_of(workers, 'worker')}, at version {version}"
+        for worker in rest:
+            early = f"the first push already leads to `server.{log[0] if log else ''}`; wait until all have pushed"
+            refuse(log, f"{where}, {early}.")
+            log = server.hear(push, worker, r, version)
+        _judge_order(where, log, order, r)
+        wrong = server.versions[r] != version + 1 or not np.allclose(server.ranges[r], -0.1 * (version + 1))
+        refuse(wrong, f"{where}, the range is not what one `server.update(r)` makes of it.")
+
+
+def _judge_order(where: str, log: Sequence[str], workers: Sequence[int], r: int) -> None:
+    """Raise Wrong unless `log` is an update of range `r`, then its copy, then an answer to each worker."""
+    update, copied, answers = (
+        f"update({r})",
+        f"copy({r})",
+        [each for each in log if each.startswith("answer")],
+    )
+    last = len(log)
+    place = {each: log.index(each) for each in dict.fromkeys(log)}
+    first_answer = min((place[each] for each in answers), default=last)
+    slips: dict[str, object] = {
+        "all have pushed, and it does not update.": update not in log,
+        f"it updates {log.count(update)} times; once is enough.": log.count(update) > 1,
+        "it does not copy the range: when it dies, this update dies with it.": copied not in log,
+        f"it copies {log.count(copied)} times; one copy of the updated range is enough.": log.count(copied)
+        > 1,
+        "it copies before it updates, so the next server lacks the update that the workers are about to get.": (
+            place.get(copied, last) < place.get(update, last)
+        ),
+        "it answers before it has updated.": first_answer < place.get(update, last),
+        "it answers before it has copied: if it dies in between, a worker has an update that no server has.": (
+            first_answer < place.get(copied, last)
+        ),
+        f"it gives {number_of(len(answers), 'answer')}; each worker waits for one, of this range.": (
+            sorted(answers) != sorted(f"answer({worker}, {r})" for worker in workers)
+        ),
+    }
+    refuse_any(f"{where}, ", slips)
+
+
+def _judge_takeover(push: Push, keep: Keep, workers: int) -> None:
+    """Raise Wrong unless a server that has a copy takes over the range, whatever had been answered."""
+    server = _Watched(workers)
+    for version in (6, 7):
+        values = np.arange(_VALUES) + float(version)
+        keep(server, 0, version, values)
+        if not (server.log or server.ranges.any() or any(server.versions)):
+            raise NotYet("your second function does nothing with a copy: write it, then run this again.")
+        slips: dict[str, object] = {
+            f"it notes version {server.versions[0]}; only the copy's own tells which pushes it contains.": (
+                server.versions[0] != version
+            ),
+            "it keeps other values than those of the copy.": not np.array_equal(server.ranges[0], values),
+            "it changes other ranges.": bool(server.ranges[1:].any() or any(server.versions[1:])),
+            "it does more than keep the copy.": bool(server.log),
+        }
+        refuse_any(f"when a copy of version {version} arrives, ", slips)
+    for again in server.workers:
+        log = server.hear(push, again, 0, 6)
+        others = [each for each in log if each.startswith("answer") and each != f"answer({again}, 0)"]
+        slips = {
+            "it counts twice.": f"update({0})" in log or bool(server.pushed[0]),
+            "that worker waits for ever; answer it.": log.count(f"answer({again}, 0)") != 1,
+            "others get an answer, too, which may have had theirs.": bool(others),
+        }
+        refuse_any("when a worker pushes again what the copy contains, ", slips)
+    for worker in server.workers:
+        log = server.hear(push, worker, 0, 7)
+    _judge_order("after it has taken over a range with its copy", log, server.workers, 0)
+    right = server.versions[0] == 8 and np.allclose(server.ranges[0], values - 0.1)
+    refuse(not right, "after it has taken over a range with its copy, the next update must change that copy.")
+
+
+class _Doomed(replicated.Server):
+    """A server, but for the first, that is killed before a call of update, copy or answer of its own range.
+
+    Server 1 before it updates, 2 between its update and its copy, 3 between its copy and its answers, 4 between its two
+    answers, 5 after them; each three updates after the last, and the first after the first.
+    """
+
+    calls = 0
+
+    def _before(self, r: int) -> None:
+        rank = self.communicator.rank
+        self.calls += r == rank
+        if r == rank > 0 and self.calls == 4 * (3 * rank - 2) + rank:
+            os.kill(os.getpid(), signal.SIGKILL)
+
+    def update(self, r: int) -> None:
+        self._before(r)
+        super().update(r)
+
+    def copy(self, r: int) -> None:
+        self._before(r)
+        super().copy(r)
+
+    def answer(self, worker: int, r: int) -> None:
+        self._before(r)
+        super().answer(worker, r)
+
+
+def _train_ranges(communicator: Communicator, push: Push, keep: Keep) -> np.ndarray:
+    """The parameters that a worker has at the end of a training in which all servers die but the first."""
+    parameters, rank = np.zeros((_RANGES, _VALUES)), communicator.rank
+    if rank < _RANGES:
+        replicated.serve(_Doomed(communicator, parameters, _change), push, keep)
+    else:
+        solved = _SOLVED[rank - _RANGES]
+        replicated.work(communicator, parameters, lambda now: now**3 + now - solved, _STEPS)
+    return parameters
+
+
+def _undisturbed() -> np.ndarray:
+    parameters = np.zeros((_RANGES, _VALUES))
+    for _ in range(_STEPS):
+        _change(parameters, np.mean([parameters**3 + parameters - solved for solved in _SOLVED], axis=0))
+    return parameters

@@ -69,10 +69,11 @@ def values_on_ranks(
     network: str | None = None,
     framework: str | None = None,
     timeout: str = "30s",
+    may_die: Collection[int] = (),
 ) -> list[Any]:
     """What `program(group, **arguments)`, which never returns None, returns on each of `size` real processes.
 
-    `network`, `framework` and `timeout` are those of `ranks.on_ranks`.
+    `network`, `framework`, `timeout` and `may_die` are those of `ranks.on_ranks`; a rank that has died gives None.
 
     Raises:
         Wrong: if a rank fails, or leaves by SystemExit; it begins with `where`.
@@ -81,14 +82,14 @@ def values_on_ranks(
     failed = None
     try:
         judged = {**arguments, "judged": program}
-        values = on_ranks(size, _judged, judged, network, framework, timeout).values
+        values = on_ranks(size, _judged, judged, network, framework, timeout, may_die=may_die).values
     except RanksFailed as error:
         failed, values = error, error.results.values
     for value in values:
         if isinstance(value, Wrong | NotYet):
             raise value
     refuse(failed, f"{where}: {failed}")
-    missing = [rank for rank, value in enumerate(values) if value is None]
+    missing = [rank for rank, value in enumerate(values) if value is None and rank not in may_die]
     refuse(missing, f"{where}, rank {listed(missing[:1])} ended with SystemExit.")
     return values
 
