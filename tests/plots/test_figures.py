@@ -82,11 +82,11 @@ SENT = pd.Series(
 AN_IMAGE = {"layer": 1.0, "column": 2.0, "row": 0.5}
 TIMES = {"one": [2.0, 4.0, 9.0], "two": [1.0, 2.0, 3.0]}
 PATH = Link(1e-3, 2e7)
-CHECKED = table("workers nbytes fastest", (48, 1e8, "ring"), (64, 1e3, "halving_doubling"))
+CHECKED = table("workers nbytes fastest", (31, 1e3, "ring"), (64, 1e3, "halving_doubling"))
 SIMULATED = table("algorithm workers seconds", ("ring", 2, 2.0), ("ring", 8, 8.0))
 KNOWN = table("system predicted measured", ("a", 1.05, 1.0), ("a", 1.3, 1.0), ("b", 0.5, 1.0))
 LINE = np.array([2.0, 8.0, 1000.0])
-CURVES = {"ring": ("ring", LINE, LINE), "even": ("tree", LINE, 2 * LINE)}
+CURVES = {"ring": LINE, "tree": 2 * LINE}
 
 ROWS = ("ring", 1, 0.95, 1.0), ("ring", 4, 0.8, 0.75), ("horovod", 1, 0.5, 0.5), ("horovod", 4, 0.2, 0.25)
 EMULATED = table("strategy workers efficiency predicted", *ROWS).assign(
@@ -160,8 +160,8 @@ SHOWN = {
         [[(0, 0.2), (0.2, 0.05), (0.25, 0.075), (0.1, 0.1), (0.2, 0.125)]]),
     "restart": (lambda: failures.restart(RESTARTED.assign(attempt=[0, 0, 0, 1, 1, 1], worker="worker-0")),
         [[(0, 1), (1, 2), (2, 3), (4, 2), (5, 3), (6, 4)]]),
-    "curve": (lambda: prediction.to_a_thousand(CURVES, SIMULATED, "Found", "so"), [[(2, 2), (8, 8)]]),
-    "map": (lambda: prediction.fastest_map(PATH, "Found", "so", CHECKED), [[(1e3, 64)], [(1e8, 48)]]),
+    "curve": (lambda: prediction.to_a_thousand(LINE, CURVES, SIMULATED, "Found", "so"), [[(2, 2), (8, 8)]]),
+    "map": (lambda: prediction.fastest_map(PATH, "Found", "so", CHECKED), [[(1e3, 31), (1e3, 64)]]),
     "known": (lambda: prediction.against_known(KNOWN, 0.1, "Found", "so"), [[(0.5, 1), (1.05, 0), (1.3, 0)]]),
     "compared": (lambda: prediction.compared({"64": {"ring": 1e-3}}, {"ring": "ring"}, "Found", "so"),
         [[(0, 1e-3)]]),

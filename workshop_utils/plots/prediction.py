@@ -28,30 +28,27 @@ ALGORITHMS = {
     "halving_doubling": ("halving-doubling", style.MUTED[2]),
 }
 MAPPED = ("ring", "tree", "double_tree", "halving_doubling")
-TICKS = (1, 2, 4, 8, 16, 64, 256, 1024, 4096)  # workers
+TICKS = (2, 4, 8, 16, 64, 256, 1000)  # workers
 RATIOS = (0.5, 0.67, 0.8, 0.9, 1, 1.1, 1.25, 1.5, 2)
 WIDE_RATIOS = (0.1, 0.2, 0.33, 0.5, 0.7, 1, 1.4, 2, 3, 5, 10)
 
 
 def to_a_thousand(
-    curves: Mapping[str, tuple[str, Array, Array]], simulated: pd.DataFrame, finding: str, detail: str
+    workers: Array, curves: Mapping[str, Array], simulated: pd.DataFrame, finding: str, detail: str
 ) -> Figure:
     """Seconds against workers, both logarithmic: closed forms as lines, and points of the simulated clock.
 
-    `curves` are an algorithm's name, workers and seconds, by what the line is called, or by the algorithm's name;
-    `simulated` has columns algorithm, workers, seconds.
+    `curves` are an algorithm's seconds, one for each of `workers`; `simulated` has columns algorithm, workers, seconds.
     """
     _, axes = style.figure(8.2, 4.6)
-    for label, (name, workers, seconds) in curves.items():
+    for name, seconds in curves.items():
         called, colour = ALGORITHMS[name]
-        called = called if label == name else f"{called}, {label}"
         style.theory(axes, workers, seconds, called, colour=colour)
     for index, name in enumerate(MAPPED):
         places, seconds = simulated[simulated["algorithm"] == name][["workers", "seconds"]].to_numpy(float).T
         style.measured(axes, places, seconds, colour=ALGORITHMS[name][1], marker=style.MARKERS[index])
     axes.set_yscale("log")
-    counts = np.concatenate([workers for _, workers, _ in curves.values()])
-    style.power_axis(axes, [tick for tick in (*TICKS[:-2], 1000) if counts.min() <= tick <= counts.max()])
+    style.power_axis(axes, [tick for tick in TICKS if workers.min() <= tick <= workers.max()])
     axes.set(xlabel="workers", ylabel="time of one all-reduce")
     style.log_ticks(axes.yaxis)
     style.unit_axis(axes.yaxis, "s")
@@ -61,35 +58,30 @@ def to_a_thousand(
 
 
 def fastest_map(path: Link, finding: str, detail: str, checked: pd.DataFrame) -> Figure:
-    """Which all-reduce is fastest by the closed forms, by size of the array and number of workers, as two maps.
+    """Which all-reduce is fastest by the closed forms, by size of the array and number of workers, a row for each.
 
-    Above, numbers of workers that are powers of two, from 4 on; below, 3, 6, 12 and so on. `checked` are points with
-    columns nbytes, workers and fastest, from elsewhere: a dot where the map says the same, a cross where not.
+    `checked` are points with columns nbytes, workers and fastest, from elsewhere: a dot where the map says the same,
+    a cross where not.
     """
-    nbytes = np.geomspace(100, 1e9, 281)
-    figure, panels = style.figure(7.6, 6.2, rows=2, sharex=True)
+    nbytes, workers = np.geomspace(100, 1e9, 141), np.arange(3, 1025)
+    _, axes = style.figure(7.6, 4.6)
     colours = ListedColormap([style.tint(ALGORITHMS[name][1], 0.45) for name in MAPPED])
-    for axes, first in zip(panels, (4, 3), strict=True):
-        workers = first * 2 ** np.arange(11)
-        best = fastest(path, workers[:, None], nbytes)
-        axes.pcolormesh(nbytes, workers, best, cmap=colours, vmin=0, vmax=len(MAPPED) - 1, shading="nearest")
-        axes.set(xscale="log", yscale="log", ylabel="workers")
-        style.power_axis(axes, [*workers[::2]], "y")
-        own = checked[checked["workers"].isin(workers)]
-        for index, name in enumerate(MAPPED):
-            _label_region(
-                axes, best == index, nbytes, workers, ALGORITHMS[name][0], own["workers"].to_numpy(float)
-            )
-        agrees = np.take(MAPPED, fastest(path, own["workers"], own["nbytes"])) == own["fastest"]
-        for points, marker, size in ((own[agrees], "o", 5), (own[~agrees], "X", 9)):
-            look: dict[str, Any] = {"colour": style.INK, "marker": marker, "markersize": size}
-            style.measured(axes, points["nbytes"], points["workers"], **look)
-        axes.grid(visible=False)
-        axes.minorticks_off()
-    panels[1].set_xlabel("size of the array")
-    style.unit_axis(panels[1].xaxis, "B")
-    style.finish(panels[0], finding, detail)
-    return figure
+    best = fastest(path, workers[:, None], nbytes)
+    axes.pcolormesh(nbytes, workers, best, cmap=colours, vmin=0, vmax=len(MAPPED) - 1, shading="nearest")
+    axes.set(xscale="log", yscale="log", xlabel="size of the array", ylabel="workers")
+    style.power_axis(axes, [1 << bit for bit in range(2, 11)], "y")
+    style.unit_axis(axes.xaxis, "B")
+    for index, name in enumerate(MAPPED):
+        _label_region(
+            axes, best == index, nbytes, workers, ALGORITHMS[name][0], checked["workers"].to_numpy(float)
+        )
+    agrees = np.take(MAPPED, fastest(path, checked["workers"], checked["nbytes"])) == checked["fastest"]
+    for points, marker, size in ((checked[agrees], "o", 5), (checked[~agrees], "X", 9)):
+        look: dict[str, Any] = {"colour": style.INK, "marker": marker, "markersize": size}
+        style.measured(axes, points["nbytes"], points["workers"], **look)
+    axes.grid(visible=False)
+    axes.minorticks_off()
+    return style.finish(axes, finding, detail)
 
 
 def fastest(path: Link, workers: npt.ArrayLike, nbytes: npt.ArrayLike) -> npt.NDArray[np.int64]:
@@ -101,8 +93,8 @@ def fastest(path: Link, workers: npt.ArrayLike, nbytes: npt.ArrayLike) -> npt.ND
 def _label_region(axes: Axes, inside: Array, x: Array, y: Array, name: str, dots: Array) -> None:
     """Write `name` where the region is wide, if there is room for it, and as far as can be from the rows of `dots`."""
     widths = inside.sum(axis=1)
-    widths[[0, -1]] = 0  # a word at the edge would be cut
-    if widths.max() < 40:
+    widths[(y < 1.5 * y[0]) | (y > y[-1] / 1.5)] = 0  # a word at the edge would be cut
+    if widths.max() < 20:
         return
     wide = np.flatnonzero(widths >= 0.75 * widths.max())
     apart = np.abs(np.log(y[wide, None] / dots)).min(axis=1)
