@@ -1,5 +1,6 @@
 """Runs that nobody ran, for wrong answers to open questions: what `on_ranks` would have returned."""
 
+from workshop_utils.comm.halving_doubling import halving_doubling_all_reduce
 from workshop_utils.network import Network
 from workshop_utils.ranks.results import RankResult, Results
 
@@ -32,3 +33,21 @@ def steps(
         for _ in range(2)
         for workers, duration in seconds.items()
     ]
+
+
+def in_racks(
+    seconds,
+    network="bandwidth=100Mbit,racks=2,spine=100Mbit",
+    program="timed",
+    ranks=8,
+    nbytes=1_000_000,
+    all_reduce=None,
+):
+    """A run of lesson 04's `timed`: three all-reduces, each of so many `seconds` on the slowest of its ranks."""
+    arguments = {"all_reduce": all_reduce or halving_doubling_all_reduce, "nbytes": nbytes, "repeats": 3}
+    each = [
+        RankResult(rank, (), [seconds - 0.001 * rank] * 3, 24, 7 * nbytes, 4 * seconds)
+        for rank in range(ranks)
+    ]
+    links = Network.parse(network) if network else None
+    return Results(tuple(each), network, True, 1.0, program=program, arguments=arguments, links=links)

@@ -5,7 +5,8 @@ from fractions import Fraction
 import numpy as np
 import pytest
 
-from workshop_utils.lessons.checks import Wrong, refuse
+from workshop_utils.comm.halving_doubling import halving_doubling_all_reduce
+from workshop_utils.lessons.checks import Wrong, refuse, ring
 from workshop_utils.lessons.checks.open_question import OpenQuestion, Simulated, runs_of
 from workshop_utils.network import Network
 from workshop_utils.ranks.results import RankResult, Results
@@ -154,3 +155,17 @@ def test_our_answer_is_not_shown_before_something_was_measured():
 def test_large_numbers_are_written_out():
     asked = OpenQuestion("examples", "The ridge moves.", (1, 1e6))
     assert "you predicted 64,000 examples and measured 3,737, 0.058" in asked(64000, 3736.8, WHY).text
+
+
+def test_racks_are_simulated_where_the_machine_has_none(monkeypatch):
+    """Halving-doubling of 8 ranks, whose two largest messages take four times as long: 4.75 / 1.75."""
+    slowest = [[0.14] * 3] * 8
+    arguments = {"all_reduce": halving_doubling_all_reduce, "nbytes": 1_000_000}
+    results = run(*slowest, program="timed", network="100Mbit", **arguments)
+    for has_racks, state, says in (
+        (True, "not yet", "no run in two racks"),
+        (False, "answered", "simulated 2.714"),
+    ):
+        monkeypatch.setattr(Network, "in_namespaces", has_racks)
+        verdict = ring.across_racks(2, results, WHY)
+        assert (verdict.state, says in verdict.text) == (state, True), verdict

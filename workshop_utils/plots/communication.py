@@ -183,6 +183,9 @@ LOOKS = {
     "recursive doubling": (style.MUTED[1], "s"),
     "halving-doubling": (style.MUTED[2], "D"),
     "double tree": (style.MUTED[3], "^"),
+    "one ring": ("ring", "o"),
+    "eight rings": (style.MUTED[2], "D"),
+    "two levels": (style.MUTED[3], "^"),
 }
 Curves = Mapping[str, npt.ArrayLike]  # by the name of an all-reduce
 
@@ -203,27 +206,33 @@ def against_ranks(ranks: Sequence[int], seconds: Curves, theory: Curves, detail:
     return style.finish(axes, f"{ranks[-1]} ranks instead of {ranks[0]}: {times} times as long", detail)
 
 
-def against_size(nbytes: Sequence[int], panels: Mapping[int, tuple[Curves, Curves]], detail: str) -> Figure:
+def against_size(
+    nbytes: npt.ArrayLike, panels: Mapping[int, tuple[Curves, Curves]], finding: str, detail: str
+) -> Figure:
     """By number of ranks, times as long as the fastest line at each size: lines and, for some of them, points.
 
-    A title names the fastest from small to large arrays; who is within 2 % of the fastest stays in front.
+    Lines without points beside others that have some are dashed. A title names the fastest from small to large arrays;
+    who is within 2 % of the fastest stays in front.
     """
+    sizes = np.asarray(nbytes)
     figure, grid = style.figure(10.4, 3.9, columns=len(panels), sharey=True, squeeze=False)
     for axes, (ranks, (lines, points)) in zip(grid.flat, panels.items(), strict=True):
         fastest = np.min([np.asarray(each) for each in lines.values()], axis=0)
         for name, line in lines.items():
             colour, marker = LOOKS[name]
-            dashes = "solid" if name in points else style.DASHES[1]
-            style.theory(axes, nbytes, np.divide(line, fastest), name, colour=colour, linestyle=dashes)
+            dashes = "solid" if name in points or not points else style.DASHES[1]
+            style.theory(axes, sizes, np.divide(line, fastest), name, colour=colour, linestyle=dashes)
             if name in points:
-                style.measured(axes, nbytes, np.divide(points[name], fastest), colour=colour, marker=marker)
+                style.measured(axes, sizes, np.divide(points[name], fastest), colour=colour, marker=marker)
         axes.set(xscale="log", yscale="log", ylim=(0.85, None), xlabel="size of the array")
         style.unit_axis(axes.xaxis, "B")
         axes.minorticks_off()
-        axes.set_title(f"{ranks} ranks: {', then '.join(_in_front(lines))}", fontsize=10, loc="left", pad=3)
+        axes.set_title(
+            f"{ranks} ranks, fastest: {', then '.join(_in_front(lines))}", fontsize=10, loc="left", pad=3
+        )
     grid[0, 0].set_ylabel("times as long as the fastest")
     style.plain_ticks(grid[0, 0].yaxis, [1, 2, 3, 5, 8])
-    return style.finish(figure, "Small arrays want few steps, large ones few bytes", detail)
+    return style.finish(figure, finding, detail)
 
 
 def _in_front(lines: Curves) -> list[str]:

@@ -13,9 +13,10 @@ import numpy as np
 
 from workshop_utils.comm import ring as collectives
 from workshop_utils.comm.communicator import Communicator
+from workshop_utils.comm.halving_doubling import halving_doubling_all_reduce
 from workshop_utils.comm.simulated import Link, Topology, simulate
 from workshop_utils.lessons.checks import NotYet, Wrong, exercise, listed, number_of, refuse, refuse_any
-from workshop_utils.lessons.checks.open_question import question
+from workshop_utils.lessons.checks.open_question import Simulated, measured, runs_of
 from workshop_utils.lessons.checks.processes import (
     NETWORK,
     Observed,
@@ -24,6 +25,7 @@ from workshop_utils.lessons.checks.processes import (
     on_threads,
     values_on_ranks,
 )
+from workshop_utils.network import Network
 
 Answer = Callable[[Communicator, np.ndarray], None]
 
@@ -35,6 +37,8 @@ LEVELS = ((4, 2, 8), (8, 4, 16), (6, 3, 12), (6, 2, 12))
 ODD_LEVELS = ((4, 2, 7), (8, 4, 19), (6, 2, 13), (4, 4, 9), (4, 1, 10), (1, 1, 3), (6, 3, 2), (4, 2, 0))
 # Of which it may be composed.
 PARTS = ("ring_reduce_scatter", "ring_all_reduce", "ring_all_gather", "halving_doubling_all_reduce")
+
+RACKS = "bandwidth=100Mbit,racks=2,spine=100Mbit"  # of the open question
 
 
 @exercise
@@ -374,4 +378,38 @@ def _judge_shares(where: str, outcomes: list[_Level], group: int) -> None:
     refuse(sum(inside) > least, f"{sends}; 2 (g - 1) K a machine, {least:,} in all, are enough: {advice}.")
 
 
-across_racks = question(__name__, "across_racks")
+@measured
+def across_racks(results: Any) -> float:
+    """How many times as long as with one switch halving-doubling of 1 MB takes in two racks: medians of the slowest.
+
+    Where this machine cannot make racks, those are simulated.
+    """
+    seconds: dict[int, list[float]] = {1: [], 2: []}
+    for run in runs_of(results, "timed", ranks=8, network=(NETWORK, RACKS)):
+        nbytes = run.arguments["nbytes"]
+        refuse(nbytes != 1_000_000, f"`nbytes` is {nbytes:,}; it must be 1,000,000.")
+        same = _sent(run.arguments["all_reduce"]) == _sent(halving_doubling_all_reduce)
+        refuse(not same, "`all_reduce` sends other messages than the workshop's halving-doubling.")
+        seconds[run.links.racks if run.links else 1] += np.max(run.values, axis=0).tolist()
+    if not seconds[1]:
+        raise NotYet(f'`results` has no run at "{NETWORK}", to compare with.')
+    if seconds[2]:
+        return float(np.median(seconds[2]) / np.median(seconds[1]))
+    if Network.parse(RACKS).in_namespaces:
+        raise NotYet(f'`results` has no run in two racks, "{RACKS}".')
+    link, array = Link(0.0, Network.parse(NETWORK).goodput), np.empty(250_000, np.float32)
+    flat, racks = (
+        simulate(8, lambda each: halving_doubling_all_reduce(each, array.copy()), topology).seconds
+        for topology in (link, Topology(link, 4, link))
+    )
+    return Simulated(racks / flat)
+
+
+def _sent(all_reduce: Any) -> list[list[int]]:
+    """The bytes that each of 8 ranks sends to each, in an all-reduce of 64 numbers."""
+
+    def program(communicator: Communicator) -> list[int]:
+        all_reduce(communicator, np.ones(64, np.float32))
+        return communicator.traffic.bytes_sent.tolist()
+
+    return simulate(8, program).results
