@@ -9,16 +9,15 @@ import os
 import signal
 from collections.abc import Callable, Iterable, Sequence
 from types import SimpleNamespace
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
-from workshop_utils.comm import parameter_server, replicated
-from workshop_utils.comm.communicator import CommunicationError, Communicator
-from workshop_utils.comm.parameter_server import Mode, State, has_newer
+from workshop_utils.comm import replicated
+from workshop_utils.comm.communicator import Communicator
+from workshop_utils.comm.parameter_server import State
 from workshop_utils.comm.replicated import Keep, Push
 from workshop_utils.comm.ring import ring_bytes_sent
-from workshop_utils.comm.simulated import Link, simulate
 from workshop_utils.lessons.checks import (
     NotYet,
     Wrong,
@@ -321,182 +320,6 @@ def workers_for_a_full_link(answer: Callable[[float, float, float], float]) -> s
     because = "compare one worker's round with the link's work in it"
     compare(answer, right, [(what, because, *case) for case in cases])
     return "W* = (c + 2s) / s: the round of one worker, divided by the link's time for one push."
-
-
-class _Trial(NamedTuple):
-    """What a server did: its parameters, its version, of each push worker, staleness and whether it was dropped, and
-    when it came; then, of each worker, the versions and the last parameters that it was sent."""
-
-    parameters: np.ndarray
-    version: int
-    pushes: list[tuple[int, int, bool]]
-    seconds: list[float]
-    answers: list[tuple[list[int], np.ndarray]]
-
-
-_TARGETS = {  # by mode: what the parameters are drawn to; a server must take any length and type
-    "synchronous": np.array([1.0, -2.0, 3.0, 0.5]),
-    "1 backup worker": np.array([1.0, -2.0]),
-    "stale synchronous": np.array([0.25, 1.0, -2.0, 3.0, 0.5, -1.0, 4.0]),
-    "asynchronous": np.array([0.25, 1.0, -2.0, 3.0, 0.5], np.float32),
-    "a mode of our own": np.array([1.0, -2.0, 3.0, 0.5]),
-}
-_UPDATES = 12
-_MOST_MESSAGES = 5_000  # of a server; a loop that never ends sends more
-
-
-def _modes(workers: int) -> dict[str, Mode]:
-    modes = (
-        Mode(has_newer, workers, _is_fresh),
-        Mode(has_newer, max(1, workers - 1), _is_fresh),
-        Mode(lambda state, worker: _may_go_on(state, worker, 1)),
-        Mode(lambda *_: True),
-        Mode(
-            lambda state, worker: worker == 1 or state.version > max(0, state.has[worker]),
-            2,
-            lambda state, worker: (state.pushes[worker] + worker) % 3 != 0,
-        ),
-    )
-    return dict(zip(_TARGETS, modes, strict=True))
-
-
-def _momentum(parameters: np.ndarray) -> Callable[[np.ndarray, np.ndarray], None]:
-    """An `update` that remembers: it must be called once for each step, with the mean, and nothing else will do."""
-    velocity = np.zeros_like(parameters)
-
-    def update(parameters: np.ndarray, gradient: np.ndarray) -> None:
-        velocity[:] = 0.5 * velocity + gradient
-        parameters -= 0.1 * velocity
-
-    return update
-
-
-def _train(communicator: Communicator, server: Any, name: str, delay: float) -> Any:
-    """A server in the mode `name`, or one of workers that take differently long.
-
-    Returns its `_Trial`, or the versions and parameters that a worker got.
-    """
-    parameters, rank = np.zeros_like(_TARGETS[name]), communicator.rank
-    if rank == 0:
-        mode = _modes(communicator.size - 1)[name]
-
-        def done(state: Any) -> bool:
-            if name == "asynchronous":  # then an update is a push
-                return bool(sum(state.pushes.values()) >= 2 * _UPDATES)
-            return bool(state.version >= _UPDATES)
-
-        sent = itertools.count()
-
-        def watch(*_: Any) -> None:
-            endless = "the server goes on for ever: tell a worker to stop where `done(state)`."
-            refuse(next(sent) > _MOST_MESSAGES, endless)
-
-        communicator = Observed(communicator, watch)
-        communicator.sleep(20 * delay)  # so that the clock does not begin with the server
-        state = server(communicator, parameters, _momentum(parameters), mode, done)
-        has_all = hasattr(state, "version") and hasattr(state, "log")
-        refuse(not has_all, "the server returned no state: end with `return state`.")
-        pushes = [(each[1], each[2], bool(each[3])) for each in state.log]
-        return _Trial(parameters, state.version, pushes, [float(each[0]) for each in state.log], [])
-    steps = np.random.default_rng(rank)
-
-    version, versions = np.zeros(1, np.int64), []
-    while True:
-        communicator.recv(0, version)
-        communicator.recv(0, parameters)
-        versions.append(int(version[0]))
-        if version[0] < 0:
-            return versions, parameters
-        communicator.sleep(delay * rank * steps.choice([1, 1, 1, 6]))
-        communicator.send(0, parameters - rank * _TARGETS[name])
-
-
-def _reference(communicator: Communicator, parameters: Any, update: Any, mode: Mode, done: Any) -> Any:
-    """The workshop's own server, as the lesson calls its own."""
-    workers, start = range(1, communicator.size), communicator.now()
-    log = parameter_server.serve(
-        communicator, workers, parameters, update, mode, lambda state, _: done(state)
-    )
-    seconds = [when - start for when in log.seconds]
-    pushes = zip(seconds, log.worker, log.staleness, log.dropped, strict=True)
-    return SimpleNamespace(version=log.version, log=list(pushes))
-
-
-@exercise
-def server(answer: Callable[..., Any]) -> str:
-    """`answer(communicator, parameters, update, mode, done)` serves as the lesson's `serve`, and returns its state."""
-
-    for workers in (1, 2, 3, 4):
-        for name in _TARGETS:
-            case = f"{name}, {number_of(workers, 'worker')}"
-            mine = _simulated(answer, name, workers, case)
-            _compare(case, mine, _simulated(_reference, name, workers, case))
-
-    right = "in simulated time your server is right; on real processes"
-    try:
-        values_on_ranks(right, 4, _train_in_all, {"server": answer}, timeout="20s")
-    except Wrong as wrong:  # in a barrier are the workers that have finished
-        finished = "it waits for workers that have finished: receive only from those that are active."
-        refuse("in barrier" in str(wrong), f"{right} {finished}")
-        raise
-    return (
-        "in all four modes, and in one of our own, with 1 to 4 workers, parameters, versions and log are those of "
-        "the lesson's server; and on real processes it ends, whoever comes first."
-    )
-
-
-def _train_in_all(communicator: Communicator, server: Any) -> bool:
-    for name in _TARGETS:
-        _train(communicator, server, name, 0.0005)
-        communicator.barrier()
-    return True
-
-
-def _simulated(server: Any, name: str, workers: int, case: str) -> _Trial:
-    try:
-        program = functools.partial(_train, server=server, name=name, delay=0.01)
-        trial, *answers = simulate(1 + workers, program, Link(1e-4)).results
-    except CommunicationError as error:
-        raise Wrong(f"{case}: {error}. Who may be answered, and who is still to push?") from None
-    return trial._replace(answers=answers)
-
-
-def _compare(case: str, mine: _Trial, right: _Trial) -> None:
-    for number, (got, expected) in enumerate(zip(mine.pushes, right.pushes, strict=False), 1):
-        verb = "counts" if expected[2] else "is dropped"
-        slips: dict[str, Any] = {
-            f"comes from worker {got[0]}; it must come from {expected[0]}. Somebody was answered too early or too "
-            "late.": got[0] != expected[0],
-            f"has staleness {got[1]}; it must be {expected[1]}, the updates since the worker was answered.": got[
-                1
-            ]
-            != expected[1],
-            f"{verb}; ask `mode.counts` before anything else changes.": got != expected,
-        }
-        refuse_any(f"{case}: push {number} ", slips)
-    tolerance = 1e-9 if right.parameters.dtype == np.float64 else 1e-5
-    near = functools.partial(np.allclose, rtol=tolerance)
-    off = np.abs(mine.parameters - right.parameters).max()
-    slips = {
-        f"{len(mine.pushes)} pushes and {mine.version} updates; it must be {len(right.pushes)} and {right.version}.": (
-            len(mine.pushes) != len(right.pushes) or mine.version != right.version
-        ),
-        f"the parameters end at {np.round(mine.parameters, 4)}; it must be {np.round(right.parameters, 4)} (off by up "
-        f"to {off:.1g}). Call `update` once for each step, with the mean of the gradients that count since the last "
-        "one.": not near(mine.parameters, right.parameters),
-        "`state.log` must hold the seconds from `start` to each push.": lambda: (
-            not np.allclose(mine.seconds, right.seconds, atol=0.004)
-        ),
-    }
-    refuse_any(f"{case}: ", slips)
-    for worker, (sent, right_sent) in enumerate(zip(mine.answers, right.answers, strict=True), 1):
-        slips = {
-            f"sent the versions {sent[0]}; it must be {right_sent[0]}.": sent[0] != right_sent[0],
-            "told to stop too early or too late: that, too, is an answer, so ask `mode.may_answer` first.": not near(
-                sent[1], right_sent[1]
-            ),
-        }
-        refuse_any(f"{case}: worker {worker} is ", slips)
 
 
 _RANGES, _VALUES, _STEPS = 6, 5, 17
