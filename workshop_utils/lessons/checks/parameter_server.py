@@ -32,12 +32,42 @@ from workshop_utils.lessons.checks import (
     refuse,
     refuse_any,
 )
-from workshop_utils.lessons.checks.open_question import question
+from workshop_utils.lessons.checks.open_question import measured, runs_of
 from workshop_utils.lessons.checks.processes import Observed, on_threads, values_on_ranks
 
 Rule = Callable[..., bool]
 
-largest_staleness = question(__name__, "largest_staleness")
+_BOUND, _SLOW, _FEWEST_PUSHES = 2, 1, 20
+
+
+@measured
+def largest_staleness(results: Any) -> float:
+    """Of four workers under a bound of 2, the first of which is always slow."""
+    runs = runs_of(results, "train", ranks=5, network="100Mbit")
+    return max(_largest_staleness(run.values[0][0]) for run in runs)
+
+
+def _largest_staleness(log: Sequence[tuple[float, int, int, bool]]) -> int:
+    """Raise Wrong unless a server's `log`, of each push seconds, worker, staleness, dropped, is of that experiment."""
+    few = f"the server's log has {number_of(len(log), 'push', 'es')}; train for longer, to have {_FEWEST_PUSHES}."
+    refuse(len(log) < _FEWEST_PUSHES, few)
+    pushes, lead, last = dict.fromkeys(range(1, 5), 0), 0, 0
+    for _, worker, _, dropped in log:
+        refuse(dropped, "a gradient was dropped; with a bound alone, each of them counts.")
+        pushes[worker] += 1
+        lead = max(lead, pushes[worker] - min(pushes.values()))
+        last += pushes[_SLOW] == min(pushes.values())
+    reached = (
+        f"with a bound of {_BOUND} it is answered until it is {_BOUND} ahead, and so gets to {_BOUND + 1}"
+    )
+    ahead = f"a worker gets {number_of(lead, 'push', 'es')} ahead of the slowest; {reached}."
+    refuse(lead != _BOUND + 1, ahead)
+    share = last / len(log)  # where only worker 1 is slow, nearly 1; where each is at times, about a half
+    seldom = (
+        f"worker {_SLOW} has the fewest pushes for {share:.0%} of the run; let it be slow in all its steps."
+    )
+    refuse(share < 0.8, seldom)
+    return max(staleness for _, _, staleness, _ in log)
 
 
 @exercise
