@@ -129,6 +129,8 @@ SHOWN = {
     "descents": (lambda: consistency.descents({0.3: {0: [1.0, 0.5], 3: [1.0, -3.0]}}),
         [[(0, 1), (0, 1), (1, -3), (1, 0.5)]]),
     "full link": (lambda: consistency.full_link({1: 4.0, 3: 9.0}, 4, 9, 2.25, "so"), [[(1, 4), (3, 9)]]),
+    "crash": (lambda: consistency.crash({"calm": [3, 2, 1], "kept": [3, 2, 1], "lost": [3, 3, 2]}, 1),
+        [[(0, 3), (0, 3), (0, 3), (1, 0), (1, 1), (1, 2), (1, 2), (1, 3), (2, 1), (2, 1), (2, 2)]]),
     "pushes": (lambda: consistency.pushes({"a": PUSHES}, 1, 0), [[(0, 0), (0.1, 1), (0.2, 0)]]),
     "density": (lambda: consistency.by_density({"rows": {0.01: 2, 1: 90}, "a ring": {0.01: 80, 1: 80}},
         {"rows": lambda share: 90 * share, "a ring": lambda _: 80}), [[(0.01, 2), (0.01, 80), (1, 80), (1, 90)]]),

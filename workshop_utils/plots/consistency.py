@@ -68,7 +68,7 @@ def seconds_to_loss(runs: Mapping[str, pd.DataFrame], target: float, limit: floa
     compares modes with each other, but for the first, one worker.
     """
     rows = max(map(len, runs.values()))
-    figure, panels = style.panels(runs, 10.4, 0.5 * rows + 1.6, sharex=True, sharey=True)
+    figure, panels = style.panels(runs, 9.6, 0.45 * rows + 1.5, sharex=True, sharey=True)
     factors = []
     for axes, table in zip(panels, runs.values(), strict=True):
         medians = [float(np.median(seconds)) for seconds in table["simulated"]]
@@ -95,14 +95,14 @@ def seconds_to_loss(runs: Mapping[str, pd.DataFrame], target: float, limit: floa
         axes.grid(visible=False, axis="y")
     style.rows(panels[0], list(next(iter(runs.values())).index))
     found = f"Four workers to a loss of {target:.1f}: the slowest mode takes {' and '.join(factors)} times as long"
-    detail = "dots: simulated seeds; stroke: their median, named on the right beside the gradients used in a second; "
-    detail += "diamond: the dark seed on real processes"
+    detail = "dots: simulated seeds; stroke: their median; diamond: the dark one on real processes; "
+    detail += "right: median, gradients used in a second"
     return style.finish(figure, found, detail)
 
 
 def descents(curves: Mapping[float, Mapping[int, Sequence[float]]]) -> Figure:
     """x against updates, a panel a learning rate and a line a delay; those that run away are named where they do."""
-    figure, panels = style.panels([f"learning rate {rate:g}" for rate in curves], 9.6, 3.6, sharey=True)
+    figure, panels = style.panels([f"learning rate {rate:g}" for rate in curves], 8.4, 3.0, sharey=True)
     for axes, lines in zip(panels, curves.values(), strict=True):
         for (delay, x), colour, dashes in zip(lines.items(), style.MUTED, style.DASHES, strict=False):
             runs_away = abs(x[-1]) > 2
@@ -163,3 +163,19 @@ def by_density(
     part = counted[first][share] / counted[last][share]
     finding = f"Touching {share:.1%} of the rows takes {part:.1%} of {last}'s bytes"
     return style.finish(axes, finding, "points: counted on real processes; lines: formulas")
+
+
+def crash(losses: Mapping[str, Sequence[float]], at: int) -> Figure:
+    """The loss after each update: without a crash, with a replica, without one; a server dies in update `at`."""
+    (calm, smooth), (kept, same), (lost, jump) = losses.items()
+    _, axes = style.figure(7.4, 3.6)
+    updates = np.arange(len(smooth))
+    style.theory(axes, updates, smooth, colour="ideal", linewidth=6, alpha=0.5)
+    style.theory(axes, updates, same, kept, colour=style.MUTED[0])
+    style.theory(axes, updates, jump, lost, colour=style.MUTED[1])
+    style.note(
+        axes, calm, (updates[len(smooth) // 10], smooth[len(smooth) // 10]), (10, 0), color=style.QUIET
+    )
+    style.mark(axes, at, "a server is killed")
+    axes.set(xlabel="updates", ylabel="test loss (nats)", ylim=(0, None), xlim=(0, updates[-1]))
+    return style.finish(axes, "With a replica, the crash leaves no trace", "four servers, two workers")
