@@ -75,24 +75,6 @@ def calculated(transforms, settings, **data):
     return vars(row)
 
 
-@pytest.mark.parametrize(("workers", "servers"), [(1, 1), (8, 1), (8, 4), (3, 8), (32, 32)])
-def test_a_step_with_servers_is_computing_and_each_way_over_the_busiest_link(workers, servers):
-    (above, below) = playable.figure("server").specification["vconcat"]
-    nbytes, goodput, seconds = 100e6, 10e9 / 8, 0.5
-    expected = seconds + 2 * nbytes / goodput * max(workers / servers, 1)
-    settings = {"c": seconds, "K": nbytes / 1e6, "B": goodput * 8 / 1e9, "k": servers, "W": workers}
-    assert calculated(above["transform"][:1], settings, workers=workers)["seconds"] == pytest.approx(expected)
-    one_way = (expected - seconds) / 2
-    bars = {
-        "compute": (0, seconds),
-        "push": (seconds, seconds + one_way),
-        "pull": (seconds + one_way, expected),
-    }
-    for part, bar in bars.items():
-        row = calculated(below["transform"][:3], settings, part=part)
-        assert (row["start"], row["end"]) == pytest.approx(bar)
-
-
 @pytest.mark.parametrize(
     ("buckets", "goodput", "latency"), [(1, 10, 50), (4, 10, 50), (100, 8, 100), (7, 50, 0)]
 )
