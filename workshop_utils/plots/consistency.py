@@ -69,10 +69,13 @@ def seconds_to_loss(runs: Mapping[str, pd.DataFrame], target: float, limit: floa
     """
     rows = max(map(len, runs.values()))
     figure, panels = style.panels(runs, 9.6, 0.45 * rows + 1.5, sharex=True, sharey=True)
-    factors = []
+    factors, latest = [], 0.0
     for axes, table in zip(panels, runs.values(), strict=True):
         medians = [float(np.median(seconds)) for seconds in table["simulated"]]
-        factors.append(f"{max(medians[1:]) / min(medians[1:]):.1f}")
+        slowest, fastest = max(medians[1:]), min(medians[1:])
+        factors.append(
+            "at least " * (slowest == np.inf) + f"{min(slowest, limit) / min(fastest, limit):.1f}-fold"
+        )
         for row, (seconds, real, gradients) in enumerate(table.itertuples(index=False)):
             colour, middle = style.MUTED[min(row, 1)], medians[row]
             seen = np.minimum([*seconds, real], limit)
@@ -82,19 +85,14 @@ def seconds_to_loss(runs: Mapping[str, pd.DataFrame], target: float, limit: floa
             style.measured(axes, seen[:1], [row], colour=colour)
             style.measured(axes, seen[-1:], [row], colour=colour, marker="D", hollow=True, markersize=8)
             words = f"{middle:.2f} s" if np.isfinite(middle) else "most never"
-            at = (1.02, row)
-            style.note(
-                axes,
-                f"{words}, {gradients:.0f}/s",
-                at,
-                (0, 0),
-                xycoords=("axes fraction", "data"),
-                va="center",
-            )
-        axes.set(xlabel="seconds", xlim=(0, limit))
+            look: dict[str, Any] = {"xycoords": ("axes fraction", "data"), "va": "center"}
+            style.note(axes, f"{words}, {gradients:.0f}/s", (1.02, row), (0, 0), **look)
+            latest = max(latest, *seen)
+        axes.set(xlabel="seconds")
         axes.grid(visible=False, axis="y")
+    panels[0].set_xlim(0, 1.05 * latest)
     style.rows(panels[0], list(next(iter(runs.values())).index))
-    found = f"Four workers to a loss of {target:.1f}: the slowest mode takes {' and '.join(factors)} times as long"
+    found = f"Time to a loss of {target:.1f}: four workers' modes differ {' and '.join(factors)}"
     detail = "dots: simulated seeds; stroke: their median; diamond: the dark one on real processes; "
     detail += "right: median, gradients used in a second"
     return style.finish(figure, found, detail)
