@@ -397,7 +397,7 @@ def across_racks(results: Any) -> float:
         return float(np.median(seconds[2]) / np.median(seconds[1]))
     if Network.parse(RACKS).in_namespaces:
         raise NotYet(f'`results` has no run in two racks, "{RACKS}".')
-    link, array = Link(0.0, Network.parse(NETWORK).goodput), np.empty(250_000, np.float32)
+    link, array = Link(0.0, Network.parse(NETWORK).goodput), np.zeros(250_000, np.float32)
     flat, racks = (
         simulate(8, lambda each: halving_doubling_all_reduce(each, array.copy()), topology).seconds
         for topology in (link, Topology(link, 4, link))
