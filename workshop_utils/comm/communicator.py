@@ -49,7 +49,7 @@ class PeerDied(CommunicationError):
     def __init__(self, rank: int, where: str = "") -> None:
         self.rank, self.where = rank, where
         during = f" during {where}" if where else ""
-        super().__init__(f"rank {rank} has died{during}; the others cannot go on")
+        super().__init__(f"rank {rank} has died{during}")
 
     def __reduce__(self) -> tuple[Any, ...]:  # so that another process can send it back
         return type(self), (self.rank, self.where)
@@ -148,10 +148,11 @@ class Communicator(ABC):
         rank: this process's number, 0 to size - 1.
         size: how many ranks there are.
         timeout_seconds: how long a message may make no progress before PeerSilent is raised.
-        may_die: ranks, set on every rank, whose sudden death is no failure of the others. A `send` to one that is dead,
-            or a `recv` from it or from several of which it is one, raises PeerDied each time; all else goes on, as with
-            MPI's User-Level Failure Mitigation (MPI_ERR_PROC_FAILED). What has two peers at once, as collectives do,
-            fails on all ranks all the same: half a message may have left. Only processes can die so (`tcp`, `stamped`).
+        may_die: ranks, set on every rank, whose sudden death is no failure of the others. A `recv` from a dead one, or
+            from several of which it is one, raises PeerDied each time. So does a `send` to it, but the kernel may still
+            take the first and lose it: wait for an answer. All else goes on, as with MPI's User-Level Failure
+            Mitigation (MPI_ERR_PROC_FAILED). What has two peers at once, as collectives do, fails on all ranks all the
+            same: half a message may have left. Only processes can die so (`tcp`, `stamped`).
         traffic: what this rank has sent and received.
         trace: set to [] to record events.
     """

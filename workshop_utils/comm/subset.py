@@ -11,7 +11,7 @@ class Subset(Communicator):
     """`ranks` of `whole`, numbered from 0 in their order. Every one of `ranks` creates it; nothing is sent.
 
     `traffic` counts the messages of this subset, by its own numbers; that of `whole` counts them too. Only `whole`
-    records a trace.
+    records a trace, and has a say in who `may_die`; errors name ranks by the numbers of `whole`.
 
     Raises:
         ValueError: if this rank is not among them.

@@ -175,7 +175,7 @@ class RankGroup:
         """Call a program, or execute a cell that uses `names`, and whose lines are shown as they come.
 
         `rebound` are names that the notebook has assigned since the last cell, perhaps to the value that they had.
-        Ranks that stay all must live, so only others `may_die`.
+        Those that stay must all live, so with `stays` nobody `may_die`.
         """
         if not self._calling.acquire(blocking=False):
             raise JobError(
@@ -280,9 +280,9 @@ def _check_may_die(may_die: Collection[int], ranks: int, framework: str | None) 
     given = f"may_die is {may_die!r}"
     if isinstance(may_die, str) or not isinstance(may_die, Collection):
         raise JobError(f"{given}; it must be a list of ranks, such as [1]")
-    others = [each for each in may_die if type(each) is not int or not 0 <= each < ranks]
+    others = [each for each in may_die if isinstance(each, bool | float) or each not in range(ranks)]
     if others:
-        raise JobError(f"{given}; {others[0]!r} is no rank: they are whole numbers from 0 to {ranks - 1}")
+        raise JobError(f"{given}; {others[0]!r} is no rank: give some of 0 to {ranks - 1}")
     if may_die and framework is not None:
         raise JobError(
             f"{given}; with framework={framework!r} a rank that dies ends all: leave one of them out"

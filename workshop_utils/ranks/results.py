@@ -81,7 +81,7 @@ class Results(Sequence[RankResult]):
         seconds: from the call until all had ended.
         device: what device each rank computed on; None without an emulated one.
         remark: what is wrong with measurements on emulated devices; "" if nothing is.
-        died: the ranks that were killed, as they might be, in this order.
+        died: those that might die and were killed, in the order of their deaths.
         program: the name of the function that was called; "" for a cell.
         arguments: those that it was called with, beside the group.
         links: the network that was asked for.

@@ -32,7 +32,7 @@ class RanksRun(ProcessRun):
 
     Attributes:
         files: what the ranks have left in the run's folder: `worker-0.value` and the like.
-        died: those that were killed, as they may be, in this order.
+        died: those that may die and were killed, in the order of their deaths.
     """
 
     is_read, keeps_logs = True, False
@@ -219,7 +219,7 @@ class RanksRun(ProcessRun):
         if returned:
             text = f"{self._named(returned)} had returned from the program. {text}"
         if self.died:
-            text = f"{self._named(self.died)} had been killed, as may be. {text}"
+            text = f"{self._named(self.died)} had been killed, which `may_die` allows. {text}"
         waits = [self.files.get(f"{worker}.waits", b"").decode() for worker in told]
         text = "\n".join([text, *filter(None, waits)])
         text = re.sub(r"\bworker-(\d+)", r"rank \1", text)
