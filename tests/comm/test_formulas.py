@@ -35,15 +35,24 @@ def test_the_simulated_clock_equals_the_closed_form(algorithm, seconds, size):
     assert simulated(algorithm, size).seconds == pytest.approx(expected, rel=1e-9, abs=1e-15)
 
 
-@pytest.mark.parametrize(("latency", "least"), [(0, 1 - 1e-9), (LATENCY, 0.98), (50 * LATENCY, 0.935)])
-def test_binary_blocks_take_their_closed_form_for_any_number_of_ranks_and_less_with_long_latencies(
-    latency, least
-):
-    link = Link(latency, BANDWIDTH)
+def of_binary_blocks(size, latency):
+    """Seconds on the simulated clock over those of the closed form."""
+    seconds = simulated(halving_doubling_all_reduce, size, Link(latency, BANDWIDTH)).seconds
+    return seconds / halving_doubling_seconds(size, 8 * ELEMENTS, latency, BANDWIDTH)
+
+
+@pytest.mark.parametrize(("latency", "least"), [(0, 1 - 1e-9), (LATENCY, 0.98)])
+def test_binary_blocks_take_their_closed_form_for_any_number_of_ranks(latency, least):
     for size in range(3, 101):
-        closed_form = halving_doubling_seconds(size, 8 * ELEMENTS, latency, BANDWIDTH)
-        seconds = simulated(halving_doubling_all_reduce, size, link).seconds
-        assert least < seconds / closed_form < 1 + 1e-9, f"{size} ranks"
+        assert least < of_binary_blocks(size, latency) < 1 + 1e-9, f"{size} ranks"
+
+
+@pytest.mark.parametrize(("pieces", "most"), [(1 / 8, 1 + 1e-9), (1.98, 1.072), (1e4, 1.072)])
+def test_with_a_latency_of_some_pieces_the_closed_form_of_binary_blocks_is_a_little_too_high(pieces, most):
+    for size in range(3, 101):
+        power = 1 << (size.bit_length() - 1)
+        ratio = of_binary_blocks(size, pieces * 8 * ELEMENTS / power / BANDWIDTH)
+        assert 1 / most < ratio < 1 + 1e-9, f"{size} ranks"
 
 
 def test_the_largest_binary_block_sends_and_receives_the_most():
