@@ -122,8 +122,11 @@ def message_timelines(traces: Traces, way: str, finding: str, detail: str) -> Fi
     return style.finish(figure, finding, detail)
 
 
-def timeline(results: Results) -> Figure:
-    """Who sent what when in `on_ranks`: a row for each rank, from when the first one began to send or receive."""
+def timeline(results: Results, finding: str = "") -> Figure:
+    """Who sent what when in `on_ranks`: a row for each rank, from when the first one began to send or receive.
+
+    The `finding` is its title; without one, that counts messages and bytes.
+    """
     events = [event for each in results for event in each.trace]
     if not any(event.kind == "send" for event in events):
         figure, axes = style.figure(9.6, 1.2)
@@ -133,7 +136,7 @@ def timeline(results: Results) -> Figure:
     way = f"{results.network.split()[0]}/s" if results.network else "full speed"
     count, nbytes = (sum(getattr(each, what) for each in results) for what in ("messages", "bytes_sent"))
     size = EngFormatter(unit="B", places=1 if nbytes >= 1000 else 0)(nbytes)
-    finding = f"{len(results)} ranks sent {count:,} message{'s' * (count > 1)}, {size} in all"
+    finding = finding or f"{len(results)} ranks sent {count:,} message{'s' * (count > 1)}, {size} in all"
     detail = "a bar: a call that sends, until it returns; arrow: to which rank; pale: until it is received"
     if count > sum(event.kind == "send" for event in events):
         detail = f"the first events of each rank; {detail}"
@@ -179,14 +182,15 @@ def _sends(ranks: Sequence[Sequence[Event]]) -> Iterable[Any]:
 LOOKS = {
     "ring": ("ring", "o"),
     "central": ("server", "s"),
-    "Gloo (PyTorch)": ("torch_ddp", "^"),
-    "recursive doubling": (style.MUTED[1], "s"),
+    "Gloo": ("torch_ddp", "^"),
+    "recursive doubling": ("#882255", "s"),
     "halving-doubling": (style.MUTED[2], "D"),
-    "double tree": (style.MUTED[3], "^"),
+    "double tree, at best": (style.MUTED[1], "^"),
     "one ring": ("ring", "o"),
-    "eight rings": (style.MUTED[2], "D"),
+    "eight rings": ("#44AA99", "D"),
     "two levels": (style.MUTED[3], "^"),
 }
+BOUND = ", at best"  # ends the name of a line that no all-reduce reaches
 Curves = Mapping[str, npt.ArrayLike]  # by the name of an all-reduce
 
 
@@ -202,22 +206,23 @@ def against_ranks(ranks: Sequence[int], seconds: Curves, theory: Curves, detail:
         outline: dict[str, Any] = {"markerfacecolor": "none", "markersize": 6 + 4 * index}
         style.measured(axes, ranks, each, colour=colour, marker=marker, hollow=True, **outline)
     axes.set(xlabel="ranks", xticks=ranks, ylabel="seconds", ylim=(0, None))
-    times = ", ".join(f"{name} {each[-1] / each[0]:.3g}" for name, each in whole.items())
-    return style.finish(axes, f"{ranks[-1]} ranks instead of {ranks[0]}: {times} times as long", detail)
+    times = ", ".join(f"{name} ×{each[-1] / each[0]:.3g}" for name, each in whole.items())
+    return style.finish(axes, f"From {ranks[0]} to {ranks[-1]} ranks: {times}", detail)
 
 
 def against_size(
-    nbytes: npt.ArrayLike, panels: Mapping[int, tuple[Curves, Curves]], finding: str, detail: str
+    nbytes: npt.ArrayLike, panels: Mapping[str, tuple[Curves, Curves]], finding: str, detail: str
 ) -> Figure:
-    """By number of ranks, times as long as the fastest line at each size: lines and, for some of them, points.
+    """Times as long as the fastest line at each size: a panel for each cluster, its lines and, for some, points.
 
     Lines without points beside others that have some are dashed. A title names the fastest from small to large arrays;
-    who is within 2 % of the fastest stays in front.
+    who is within 2 % of the fastest stays in front. A bound, whose name ends so, is drawn, but is never the fastest.
     """
     sizes = np.asarray(nbytes)
-    figure, grid = style.figure(10.4, 3.9, columns=len(panels), sharey=True, squeeze=False)
-    for axes, (ranks, (lines, points)) in zip(grid.flat, panels.items(), strict=True):
-        fastest = np.min([np.asarray(each) for each in lines.values()], axis=0)
+    figure, grid = style.figure(10.4, 4.1, columns=len(panels), sharey=True, squeeze=False)
+    for axes, (cluster, (lines, points)) in zip(grid.flat, panels.items(), strict=True):
+        reached = {name: np.asarray(each) for name, each in lines.items() if not name.endswith(BOUND)}
+        fastest = np.min([*reached.values()], axis=0)
         for name, line in lines.items():
             colour, marker = LOOKS[name]
             dashes = "solid" if name in points or not points else style.DASHES[1]
@@ -227,9 +232,8 @@ def against_size(
         axes.set(xscale="log", yscale="log", ylim=(0.85, None), xlabel="size of the array")
         style.unit_axis(axes.xaxis, "B")
         axes.minorticks_off()
-        axes.set_title(
-            f"{ranks} ranks, fastest: {', then '.join(_in_front(lines))}", fontsize=10, loc="left", pad=3
-        )
+        title = f"{cluster}, fastest from small to large:\n{', '.join(_in_front(reached))}"
+        axes.set_title(title, fontsize=10, loc="left", pad=3)
     grid[0, 0].set_ylabel("times as long as the fastest")
     style.plain_ticks(grid[0, 0].yaxis, [1, 2, 3, 5, 8])
     return style.finish(figure, finding, detail)
@@ -265,5 +269,7 @@ def overlap(
     before, after = seconds.values()
     gains = np.divide(before, after)
     best = int(np.argmax(gains))
-    finding = f"Overlap makes a step up to {gains[best]:.3g} times as fast, at a ratio of {ratios[best]:g}"
+    seconds_in_theory = [np.interp(ratios[best], np.asarray(x), np.asarray(y)) for x, y in theory.values()]
+    expected = seconds_in_theory[0] / seconds_in_theory[1]
+    finding = f"Overlap: a step up to {gains[best]:.3g} times as fast, in theory {expected:.3g}"
     return style.finish(axes, finding, detail)
