@@ -14,6 +14,7 @@ from workshop_utils.comm.halving_doubling import halving_doubling_seconds
 from workshop_utils.comm.ring import ring_all_reduce, ring_seconds
 from workshop_utils.plots import playable
 from workshop_utils.plots.communication import contributions
+from workshop_utils.scaling.cost import recursive_doubling_seconds
 
 FUNCTIONS = {name: getattr(math, name) for name in ("ceil", "floor", "log", "pow", "sqrt")}
 FUNCTIONS |= {"LN2": math.log(2), "max": max, "min": min, "round": round}
@@ -103,12 +104,6 @@ def test_the_grid_holds_what_a_real_ring_held_after_every_step(size):
         for (rank, chunk), row in shown.items():
             assert row["contributions"] == held[rank, step, chunk]
             assert row["arrived"] == (step > 0 and held[rank, step, chunk] != held[rank, step - 1, chunk])
-
-
-def recursive_doubling_seconds(size, nbytes, latency_seconds, bandwidth_bytes_per_second):
-    """log₂ P steps with the whole array, and two more that fold in the ranks beyond P and serve them."""
-    steps = size.bit_length() - 1 + 2 * (size.bit_count() > 1)
-    return steps * (latency_seconds + nbytes / bandwidth_bytes_per_second)
 
 
 def double_tree_bound(size, nbytes, latency_seconds, bandwidth_bytes_per_second):

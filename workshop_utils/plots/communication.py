@@ -183,12 +183,12 @@ LOOKS = {
     "ring": ("ring", "o"),
     "central": ("server", "s"),
     "Gloo": ("torch_ddp", "^"),
-    "recursive doubling": ("#882255", "s"),
+    "recursive doubling": (style.MUTED[1], "s"),
     "halving-doubling": (style.MUTED[2], "D"),
-    "double tree, at best": (style.MUTED[1], "^"),
+    "double tree, at best": (style.MUTED[3], "^"),
     "one ring": ("ring", "o"),
     "eight rings": ("#44AA99", "D"),
-    "two levels": (style.MUTED[3], "^"),
+    "two levels": ("#882255", "^"),
 }
 BOUND = ", at best"  # ends the name of a line that no all-reduce reaches
 Curves = Mapping[str, npt.ArrayLike]  # by the name of an all-reduce
