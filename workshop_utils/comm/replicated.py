@@ -126,7 +126,8 @@ def work(
 ) -> None:
     """Push and pull each range of `parameters`, in float64, `steps` times; both arrays have shape (servers, values).
 
-    All workers take the ranges in the same order, so servers that wait for each other's copies form no circle.
+    All workers take one range after another, in the same order. Pushed all at once, ranges would be copied all at once,
+    and each server would wait in `copy` for a successor that waits, too.
     """
     holders, answer = [*range(len(parameters))], np.empty(2 + parameters.shape[1])
     for version in range(steps):
