@@ -63,9 +63,7 @@ def _largest_staleness(log: Sequence[tuple[float, int, int, bool]]) -> int:
     ahead = f"a worker gets {number_of(lead, 'push', 'es')} ahead of the slowest; {reached}."
     refuse(lead != _BOUND + 1, ahead)
     share = last / len(log)  # where only worker 1 is slow, nearly 1; where each is at times, about a half
-    seldom = (
-        f"worker {_SLOW} has the fewest pushes for {share:.0%} of the run; let it be slow in all its steps."
-    )
+    seldom = f"worker {_SLOW} has the fewest pushes for {share:.0%} of the run; let it alone be slow, in all its steps."
     refuse(share < 0.8, seldom)
     return max(staleness for _, _, staleness, _ in log)
 
