@@ -64,8 +64,8 @@ def seconds_to_loss(runs: Mapping[str, pd.DataFrame], target: float, limit: floa
     """When each mode's loss reached `target`, a panel for each of `runs`: dots are simulated seeds, a diamond is real.
 
     A row of a table is a mode: simulated (the seconds of each seed), real (those of the first seed), gradients (used in
-    a second, there). Seconds are infinite where a run did not get there; it is then drawn at `limit`. The title
-    compares modes with each other, but for the first, one worker.
+    a second, mean of the seeds). Seconds are infinite where a run did not get there; it is then drawn at `limit`. The
+    title compares modes with each other, but for the first, one worker.
     """
     rows = max(map(len, runs.values()))
     figure, panels = style.panels(runs, 9.6, 0.45 * rows + 1.5, sharex=True, sharey=True)
@@ -73,9 +73,7 @@ def seconds_to_loss(runs: Mapping[str, pd.DataFrame], target: float, limit: floa
     for axes, table in zip(panels, runs.values(), strict=True):
         medians = [float(np.median(seconds)) for seconds in table["simulated"]]
         slowest, fastest = max(medians[1:]), min(medians[1:])
-        factors.append(
-            "at least " * (slowest == np.inf) + f"{min(slowest, limit) / min(fastest, limit):.1f}-fold"
-        )
+        factors.append("at least " * (slowest == np.inf) + f"{min(slowest, limit) / min(fastest, limit):.1f}")
         for row, (seconds, real, gradients) in enumerate(table.itertuples(index=False)):
             colour, middle = style.MUTED[min(row, 1)], medians[row]
             seen = np.minimum([*seconds, real], limit)
@@ -88,13 +86,13 @@ def seconds_to_loss(runs: Mapping[str, pd.DataFrame], target: float, limit: floa
             look: dict[str, Any] = {"xycoords": ("axes fraction", "data"), "va": "center"}
             style.note(axes, f"{words}, {gradients:.0f}/s", (1.02, row), (0, 0), **look)
             latest = max(latest, *seen)
-        axes.set(xlabel="seconds")
+        axes.set(xlabel=f"seconds to a loss of {target:.1f}")
         axes.grid(visible=False, axis="y")
     panels[0].set_xlim(0, 1.05 * latest)
     style.rows(panels[0], list(next(iter(runs.values())).index))
-    found = f"Time to a loss of {target:.1f}: four workers' modes differ {' and '.join(factors)}"
+    found = f"Of four modes, the slowest takes {' and '.join(factors)} times as long as the fastest"
     detail = "dots: simulated seeds; stroke: their median; diamond: the dark one on real processes; "
-    detail += "right: median, gradients used in a second"
+    detail += "right: median; gradients used in a second"
     return style.finish(figure, found, detail)
 
 
@@ -111,7 +109,7 @@ def descents(curves: Mapping[float, Mapping[int, Sequence[float]]]) -> Figure:
                 style.note(axes, f"delay {delay}", (at, x[at]), (6, -2), color=colour)
         axes.set(xlabel="updates", ylim=(-2.2, 2.2))
     panels[0].set_ylabel("x")
-    return style.finish(figure, "An old gradient forbids a large learning rate", "best is x = 0")
+    return style.finish(figure, "Old gradients forbid large learning rates", "best is x = 0")
 
 
 def full_link(
@@ -124,7 +122,7 @@ def full_link(
     _, axes = style.figure(7.2, 3.8)
     workers = [*updates]
     line = np.array([0, most / alone, workers[-1] + 0.3])
-    style.theory(axes, line, np.minimum(line * alone, most), "1/s")
+    style.theory(axes, line, np.minimum(line * alone, most), "the link: 1/s")
     style.measured(axes, workers, [*updates.values()], colour="workshop_parameter_server")
     if knee is not None:
         style.mark(axes, knee, f"your W* = {knee:.2f}")
@@ -159,7 +157,7 @@ def by_density(
     style.unit_axis(axes.yaxis, "B")
     (first, *_, last), share = forms, min(shares, key=lambda each: abs(np.log(each / 0.01)))
     part = counted[first][share] / counted[last][share]
-    finding = f"Touching {share:.1%} of the rows takes {part:.1%} of {last}'s bytes"
+    finding = f"Touching {share:.0%} of the rows takes {part:.1%} of {last}'s bytes"
     return style.finish(axes, finding, "points: counted on real processes; lines: formulas")
 
 
@@ -176,4 +174,6 @@ def crash(losses: Mapping[str, Sequence[float]], at: int) -> Figure:
     )
     style.mark(axes, at, "a server is killed")
     axes.set(xlabel="updates", ylabel="test loss (nats)", ylim=(0, None), xlim=(0, updates[-1]))
-    return style.finish(axes, "With a replica, the crash leaves no trace", "four servers, two workers")
+    return style.finish(
+        axes, "With a replica, a crash leaves no trace in the loss", "four servers, two workers"
+    )

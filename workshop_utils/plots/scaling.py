@@ -10,7 +10,7 @@ from workshop_utils.plots import style
 
 NAMES = {
     "workshop_parameter_server": "one server",
-    "sharded_servers": "a server on every machine",
+    "sharded_servers": "a server per machine",
     "torch_ddp": "DDP (PyTorch)",
 }
 
@@ -32,14 +32,20 @@ def throughput(rows: pd.DataFrame, published: pd.DataFrame | None = None) -> Fig
     """
     models = list(rows["model"].unique())
     figure, grid = style.figure(
-        4.8 * len(models), 4.4, columns=len(models), sharex=True, sharey=True, squeeze=False
+        (4.8 if published is None else 5.8) * len(models),
+        4.4,
+        columns=len(models),
+        sharex=True,
+        sharey=True,
+        squeeze=False,
     )
     for axes, model in zip(grid.flat, models, strict=True):
         own = rows[rows["model"] == model]
         emulated = own.dropna(subset=["efficiency"])
         first, reached = own.iloc[0], list[str]()
-        counts = np.unique([1, *emulated["workers"]])  # by any strategy: where the axes have ticks
-        ends = np.array([0, counts.max()])
+        most = emulated["workers"].max()  # by any strategy
+        ends, quarter = np.array([0, most]), max(4, most // 4)
+        counts = np.union1d([1, most], np.arange(quarter, most + 1, quarter))
         style.theory(axes, ends, ends, "perfect", colour="ideal", linestyle=(0, (1.5, 1.5)))
         for index, (strategy, points) in enumerate(own.groupby("strategy", sort=False)):
             name, each = str(strategy), points["workers"]
@@ -54,17 +60,17 @@ def throughput(rows: pd.DataFrame, published: pd.DataFrame | None = None) -> Fig
             how = "a ring" if name == "ring" else name_of(name)
             unit = "" if reached else " devices"
             reached.append(f"{times[-1]:.{1 if times[-1] > 2 else 2}f}{unit} with {how}")
-        for _, row in (
-            own.iloc[:0] if published is None else published[published["model"] == model]
-        ).iterrows():
+        others = own.iloc[:0] if published is None else published[published["model"] == model]
+        for _, row in others.iterrows():
             times, by = row["throughput"] / row["one_device"], row["strategy"].split(" (")[0]
             label = f"published: {times:.1f}, {by}"
             style.measured(axes, [row["devices"]], [times], label, colour="server", marker="D", hollow=True)
         axes.set(xlabel="workers, on emulated devices", xticks=counts, yticks=counts)
         axes.set(xlim=(0, None), ylim=(0, None))
-        finding = f"{MODELS.get(model, model)}: {counts.max()} workers are worth\n{', '.join(reached)}"
-        ratio = f"{first['gradient_nbytes'] / 1e6:.0f} MB of gradients for "
+        finding = f"{MODELS.get(model, model)}: {most} workers are worth\n{', '.join(reached)}"
+        ratio = f"{first['gradient_nbytes'] / 1e6:.0f} MB for "
         ratio += f"{first['device_seconds']:.2f} s of computing; lines: formulas"
+        ratio += "" if others.empty else "; hollow: published"
         style.finish(axes, finding, ratio)
     grid.flat[0].set_ylabel("times the throughput of one device")
     return figure
