@@ -51,7 +51,7 @@ def halving_doubling_all_reduce(
             communicator.send(owner, chunk(array, owner, len(largest)))
         for owner in owners:
             communicator.recv(owner, chunk(array, owner, len(largest)))
-    _double(block, array)
+    doubling_all_gather(block, array)
 
 
 def binary_blocks(size: int) -> list[range]:
@@ -76,13 +76,14 @@ def _halve(block: Communicator, array: Array, operation: Operation) -> None:
         distance //= 2
 
 
-def _double(block: Communicator, array: Array) -> None:
-    """All-gather: the steps of the halving, in reverse."""
-    distance = 1
-    while distance < block.size:
-        partner, parts = block.rank ^ distance, block.size // distance
-        complete = chunk(array, block.rank // distance, parts)
-        block.send_recv(partner, complete, partner, chunk(array, partner // distance, parts))
+@collective
+def doubling_all_gather(communicator: Communicator, array: Array) -> None:
+    """Give every rank all chunks, in place, where rank r of N, a power of two, starts with chunk r: the second half."""
+    rank, size, distance = communicator.rank, communicator.size, 1
+    while distance < size:
+        partner, parts = rank ^ distance, size // distance
+        complete = chunk(array, rank // distance, parts)
+        communicator.send_recv(partner, complete, partner, chunk(array, partner // distance, parts))
         distance *= 2
 
 

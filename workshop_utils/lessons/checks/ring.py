@@ -13,7 +13,7 @@ import numpy as np
 
 from workshop_utils.comm import ring as collectives
 from workshop_utils.comm.communicator import Communicator
-from workshop_utils.comm.halving_doubling import halving_doubling_all_reduce
+from workshop_utils.comm.halving_doubling import doubling_all_gather, halving_doubling_all_reduce
 from workshop_utils.comm.simulated import Link, Topology, simulate
 from workshop_utils.lessons.checks import NotYet, Wrong, exercise, listed, number_of, refuse, refuse_any
 from workshop_utils.lessons.checks.open_question import Simulated, measured, runs_of
@@ -79,23 +79,13 @@ def doubling(answer: Answer) -> str:
     for size, elements in ((2, 2), (4, 4), (8, 8), (8, 19), (1, 3), (16, 16), (4, 3), (2, 0)):
         _judge_doubling(answer, size, elements)
     _judge_doubling(answer, 4, 6, np.float32)
-    compare_on_processes(answer, _doubling, size=4, elements=40_000)
+    compare_on_processes(
+        answer, lambda each, array, _: doubling_all_gather(each, array), size=4, elements=40_000
+    )
     return (
         "with 8 ranks each sent 3 messages, 7/8 of the array in all. On four processes behind links of 100 Mbit/s, "
         "too, values, messages and bytes are right. Halving and doubling together are an all-reduce."
     ) + _remark(_times(answer, 7 / 8))
-
-
-def _doubling(communicator: Communicator, array: np.ndarray, *_: object) -> None:
-    rank, size, distance = communicator.rank, communicator.size, 1
-    while distance < size:
-        first = rank // distance * distance
-        mine, theirs = (
-            array[start * array.size // size : (start + distance) * array.size // size]
-            for start in (first, first ^ distance)
-        )
-        communicator.send_recv(rank ^ distance, mine, rank ^ distance, theirs)
-        distance *= 2
 
 
 class _Sent(NamedTuple):
