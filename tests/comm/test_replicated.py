@@ -48,14 +48,17 @@ class Doomed(Server):
         self._did({1: "answer", 2: "second answer"}.get(self.answers), r, self.versions[r] - 1)
 
 
-def program(communicator, moments, push=replicated.push):
-    """`moments`: by server, when it is killed. Servers return versions and bytes, workers their parameters."""
-    parameters, rank = np.zeros((SERVERS, VALUES)), communicator.rank
+def program(communicator, moments, push=replicated.push, times=1):
+    """`moments`: by server, when it is killed; `times`: how often each range's values are repeated.
+
+    Servers return versions and bytes, workers their parameters.
+    """
+    parameters, rank = np.zeros((SERVERS, VALUES * times)), communicator.rank
     if rank < SERVERS:
         server = Doomed(*moments.get(rank, ("never", 0)), communicator, parameters, apply)
         replicated.serve(server, push, replicated.keep)
         return server.versions, communicator.traffic.bytes_sent.tolist()
-    target = TARGETS[rank - SERVERS]
+    target = np.tile(TARGETS[rank - SERVERS], times)
     replicated.work(communicator, parameters, lambda now: now**3 + now - target, STEPS)
     return parameters
 
@@ -97,6 +100,15 @@ def test_a_server_is_killed_and_nothing_is_lost_or_counted_twice(moment):
         np.testing.assert_allclose(results[worker].value, undisturbed(), rtol=1e-12)
     # Each of the two has all ranges: the successor has taken over range 1, and the ring is two servers long.
     assert [results[server].value[0] for server in (0, 2)] == [[STEPS] * 3] * 2
+
+
+@pytest.mark.parametrize("moment", ["answer", "second answer"])
+def test_a_server_that_is_killed_in_the_last_update_does_not_hear_that_workers_are_done(moment):
+    times = 80_000  # 3.2 MB a range, more than a send to a dead server leaves in buffers
+    results = run({1: (moment, STEPS - 1)}, times=times)
+    assert results.died == (1,)
+    for worker in (3, 4):
+        np.testing.assert_allclose(results[worker].value, np.tile(undisturbed(), times), rtol=1e-12)
 
 
 def test_two_servers_are_killed_one_after_the_other():

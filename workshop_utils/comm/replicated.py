@@ -17,6 +17,7 @@ die, if between two deaths each range is updated once, since that makes the next
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable
 
 import numpy as np
@@ -142,4 +143,5 @@ def work(
                     holders[r] = (holders[r] + 1) % len(parameters)
             parameters[r] = answer[2:]
     for server in {*holders}:
-        communicator.send(server, np.full_like(answer, STOP))
+        with contextlib.suppress(PeerDied):  # it has died since its last answer
+            communicator.send(server, np.full_like(answer, STOP))
