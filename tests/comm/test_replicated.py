@@ -8,7 +8,7 @@ import pytest
 
 from workshop_utils.comm import replicated
 from workshop_utils.comm.replicated import Server
-from workshop_utils.ranks import on_ranks
+from workshop_utils.ranks import RanksFailed, on_ranks
 
 pytestmark = [pytest.mark.processes, pytest.mark.usefixtures("nothing_is_left")]
 
@@ -116,6 +116,11 @@ def test_two_servers_are_killed_one_after_the_other():
     np.testing.assert_allclose(results[4].value, undisturbed(), rtol=1e-12)
     assert set(results.died) == {1, 2}
     assert results[0].value[0] == [STEPS] * 3
+
+
+def test_two_neighbours_that_are_killed_at_once_take_a_range_with_them():
+    with pytest.raises(RanksFailed, match="range 1 is lost: its server and the one with its copy"):
+        run({1: ("update", CRASH), 2: ("update", CRASH - 1)})
 
 
 def test_without_a_replica_what_the_range_had_learned_is_lost():

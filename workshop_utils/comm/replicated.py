@@ -1,4 +1,4 @@
-"""Parameter servers of which one may crash: each key range has a replica on the next server.
+"""Parameter servers that survive crashes, one at a time: each key range has a replica on the next server.
 
     parameters = np.zeros((servers, 50))                              # a row is a key range
     if communicator.rank < servers:
@@ -12,7 +12,8 @@ their answers: Li et al., "Scaling Distributed Machine Learning with the Paramet
 one replica, and replication after aggregation. A worker whose server has died pushes again, to the next one.
 
 A message is [range, version, values ...] in float64; a copy is acknowledged by an empty one. All servers but one may
-die, if between two deaths each range is updated once, since that makes the next copy.
+die, if between two deaths each range is updated once, since that makes the next copy. Two neighbours that die at once
+take a range with them; the next server says so.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ from collections.abc import Callable
 
 import numpy as np
 
-from workshop_utils.comm.communicator import Communicator, PeerDied
+from workshop_utils.comm.communicator import CommunicationError, Communicator, PeerDied
 
 STOP = -1.0  # as a range: the worker is done
 
@@ -81,7 +82,15 @@ Keep = Callable[[Server, int, int, np.ndarray], None]  # server, range, version,
 
 
 def push(server: Server, worker: int, r: int, version: int, gradient: np.ndarray) -> None:
-    """`worker` has pushed the gradient of range `r` at `version`."""
+    """`worker` has pushed the gradient of range `r` at `version`.
+
+    Raises:
+        CommunicationError: if the range is lost.
+    """
+    if version > server.versions[r]:
+        raise CommunicationError(
+            f"range {r} is lost: its server and the one with its copy died before version {version}"
+        )
     if version < server.versions[r]:  # that update had been copied before its server died
         server.answer(worker, r)
         return
