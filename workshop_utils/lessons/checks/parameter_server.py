@@ -494,31 +494,32 @@ def _judge_takeover(push: Push, keep: Keep, workers: int) -> None:
 
 
 class _Doomed(replicated.Server):
-    """A server, but for the first, that is killed before a call of update, copy or answer of its own range.
+    """A server, but for the first, that is killed at one of five moments in an update of its own range.
 
-    Server 1 before it updates, 2 between its update and its copy, 3 between its copy and its answers, 4 between its two
-    answers, 5 after them; each three updates after the last, and the first after the first.
+    Server 1 before its update, 2 before its copy, 3 after it, 4 after its first answer, 5 after its second; each
+    three updates after the last, and the first after the first.
     """
 
-    calls = 0
+    moments = 0
 
-    def _before(self, r: int) -> None:
+    def _moment(self, r: int) -> None:
         rank = self.communicator.rank
-        self.calls += r == rank
-        if r == rank > 0 and self.calls == 4 * (3 * rank - 2) + rank:
+        self.moments += r == rank
+        if r == rank > 0 and self.moments == 5 * (3 * rank - 2) + rank:
             os.kill(os.getpid(), signal.SIGKILL)
 
     def update(self, r: int) -> None:
-        self._before(r)
+        self._moment(r)
         super().update(r)
 
     def copy(self, r: int) -> None:
-        self._before(r)
+        self._moment(r)
         super().copy(r)
+        self._moment(r)
 
     def answer(self, worker: int, r: int) -> None:
-        self._before(r)
         super().answer(worker, r)
+        self._moment(r)
 
 
 def _train_ranges(communicator: Communicator, push: Push, keep: Keep) -> np.ndarray:
