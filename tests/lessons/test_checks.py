@@ -214,13 +214,13 @@ def push_in_one_message(communicator, part, rows, gradients):
     for distance in range(size):
         to, source = (rank + distance) % size, (rank - distance) % size
         mine = [[row, *values] for row, values in sums.items() if row % size == to]
-        arriving = outgoing = np.array(mine, np.float32).reshape(len(mine), part.shape[1] + 1)
+        arriving = outgoing = np.array(mine, part.dtype).reshape(len(mine), part.shape[1] + 1)
         if distance:
             communicator.send_recv(
                 to, np.array([len(mine)], np.int32), source, count := np.empty(1, np.int32)
             )
             communicator.send_recv(
-                to, outgoing, source, arriving := np.empty((count[0], outgoing.shape[1]), "f4")
+                to, outgoing, source, arriving := np.empty((count[0], outgoing.shape[1]), part.dtype)
             )
         for row, *values in arriving:
             part[int(row) // size] += np.array(values)

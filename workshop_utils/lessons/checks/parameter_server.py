@@ -165,17 +165,18 @@ def sparse_push(answer: Callable[..., None]) -> str:
     Rank r of N has rows r, r + N, r + 2N ... of the table, which are its `part`, one below the other.
     """
     random = np.random.default_rng(0)
-    cases = {  # rows of the table, and what each rank draws from
-        "3 ranks and 10 rows": (10, [range(10)] * 3),
-        "2 ranks that both draw rows of rank 0": (8, [range(0, 8, 2)] * 2),
-        "4 ranks, of which rank 0 draws no row": (30, [range(0), *[range(30)] * 3]),
-        "4 ranks and 3 rows": (3, [range(3)] * 4),
-        "one rank": (5, [range(5)]),
+    cases = {  # what each rank draws from, and the table's shape and type
+        "3 ranks and 10 rows": ([range(10)] * 3, (10, 5), np.float32),
+        "2 ranks that both draw rows of rank 0": ([range(0, 8, 2)] * 2, (8, 5), np.float32),
+        "4 ranks, of which rank 0 draws no row": ([range(0), *[range(30)] * 3], (30, 5), np.float32),
+        "3 ranks and values of 64 bits": ([range(10)] * 3, (10, 5), np.float64),
+        "4 ranks and 3 rows": ([range(3)] * 4, (3, 5), np.float32),
+        "one rank": ([range(5)], (5, 5), np.float32),
     }
-    for case, (count, pools) in cases.items():
-        _judge_push(answer, f"with {case}", count, pools, random)
-    size, count, width = 4, 2_000, 16
-    table, batches = _drawn(random, [range(count)] * size, 400, count, width)
+    for case, (pools, shape, dtype) in cases.items():
+        _judge_push(answer, f"with {case}", *_drawn(random, pools, 2 * shape[0], shape, dtype))
+    size = 4
+    table, batches = _drawn(random, [range(2_000)] * size, 400, (2_000, 16))
     where = "with 4 processes"
     values = values_on_ranks(where, size, _push_on, {"answer": answer, "table": table, "batches": batches})
     parts, messages, nbytes = zip(*values, strict=True)
@@ -215,27 +216,26 @@ def _sparse_push(communicator: Communicator, part: Any, rows: Any, gradients: An
 
 
 def _drawn(
-    random: np.random.Generator, pools: Sequence[Sequence[int]], draws: int, count: int, width: int
-) -> tuple[np.ndarray, Batches]:
-    """A table of `count` rows, and for each of `pools` so many draws from it, some of them often."""
-    table = random.integers(20, 90, (count, width)).astype(np.float32)
-    rows = [random.choice(np.array(pool, np.int64), draws * bool(pool)) for pool in pools]
-    # Whole numbers, whose sums are exact in any order.
-    return table, [(each, random.integers(1, 9, (len(each), width)).astype(np.float32)) for each in rows]
-
-
-def _judge_push(
-    answer: Callable[..., None],
-    where: str,
-    count: int,
-    pools: Sequence[Sequence[int]],
     random: np.random.Generator,
-) -> None:
-    size = len(pools)
-    table, batches = _drawn(random, pools, 2 * count, count, 5)
+    pools: Sequence[Sequence[int]],
+    draws: int,
+    shape: tuple[int, int],
+    dtype: Any = np.float32,
+) -> tuple[np.ndarray, Batches]:
+    """A table, and for each of `pools` so many draws from its rows, some of them often."""
+    table = random.integers(20, 90, shape).astype(dtype)
+    rows = [random.choice(np.array(pool, np.int64), draws * bool(pool)) for pool in pools]
+    # Whole numbers, and in float64 a little more than float32 can hold: their sums are exact in any order.
+    gradients = [random.integers(1, 9, (len(each), shape[1])) * (1 + 2**-35) for each in rows]
+    return table, [(each, values.astype(dtype)) for each, values in zip(rows, gradients, strict=True)]
+
+
+def _judge_push(answer: Callable[..., None], where: str, table: np.ndarray, batches: Batches) -> None:
+    size = len(batches)
     program = functools.partial(_push_on, answer=answer, table=table, batches=batches)
     parts, messages, nbytes = zip(*on_threads(where, size, program), strict=True)
-    if not any(messages) and size > 1 and np.array_equal(np.concatenate(parts), _dealt(table, size)):
+    same = all(np.array_equal(part, table[rank::size]) for rank, part in enumerate(parts))
+    if same and size > 1 and not any(messages):
         raise NotYet("nothing is sent and no row has changed: write the function, then run this again.")
     _compare_push(where, table, batches, parts, messages, nbytes)
 
@@ -249,11 +249,6 @@ def _push_on(communicator: Communicator, answer: Any, table: np.ndarray, batches
     given = answer(watched, part, rows.copy(), gradients.copy())
     refuse(not is_missing(given), "return nothing: change `part` in place.")
     return part, len(sent), sum(sent)
-
-
-def _dealt(table: np.ndarray, size: int) -> np.ndarray:
-    """The rows in the order of the ranks that have them."""
-    return np.concatenate([table[rank::size] for rank in range(size)])
 
 
 def _compare_push(
@@ -273,6 +268,8 @@ def _compare_push(
         place = f"row {row}, place {row // size} of rank {row % size}'s part"
         change = f"{got[row, column] - table[row, column]:g}; it must be {right[row, column] - table[row, column]:g}"
         raise Wrong(f"{where}, an element of {place}, changes by {change}.")
+    short = not np.allclose(got, right, rtol=8 * np.finfo(table.dtype).eps, atol=0)
+    refuse(short, f"{where}, the sums are rounded to fewer bits; give them `part.dtype`.")
     row_nbytes = 8 + table[0].nbytes  # its number and its values
     for rank, (rows, _) in enumerate(batches):
         away = rows[rows % size != rank]
@@ -295,20 +292,21 @@ def _compare_push(
         refuse_any(sends, slips)
 
 
-def _added(table: np.ndarray, batches: Batches, keep: Callable[..., Any] = lambda rows, _: rows >= 0) -> Any:
-    """The table with all gradients added, of those rows alone that `keep(rows, rank)` chooses."""
+def _added(table: np.ndarray, batches: Batches) -> np.ndarray:
+    """The table with all gradients added."""
     after = table.copy()
-    for rank, (rows, gradients) in enumerate(batches):
-        chosen = keep(rows, rank)
-        np.add.at(after, rows[chosen], gradients[chosen])
+    for rows, gradients in batches:
+        np.add.at(after, rows, gradients)
     return after
 
 
 def _slips_of_push(table: np.ndarray, batches: Batches, right: np.ndarray) -> dict[str, np.ndarray]:
     """What the table becomes by mistakes that people make, by the sentence on each."""
     size, last, first, mean = len(batches), table.copy(), table.copy(), table.copy()
-    replaced, sender = table.copy(), table.copy()
-    for rows, gradients in batches:
+    replaced, sender, own = table.copy(), table.copy(), table.copy()
+    for rank, (rows, gradients) in enumerate(batches):
+        here = rows % size == rank
+        np.add.at(own, rows[here], gradients[here])
         last[rows] = last[rows] + gradients
         unique, at, places, counts = np.unique(rows, True, True, True)
         first[unique] += gradients[at]
@@ -316,13 +314,10 @@ def _slips_of_push(table: np.ndarray, batches: Batches, right: np.ndarray) -> di
         np.add.at(sums, places, gradients)
         mean[unique] += sums / counts[:, None]
         sender[unique], replaced[unique] = table[unique] + sums, sums
-    own = _added(table, batches, lambda rows, rank: rows % size == rank)
     twice = "of a row that was drawn twice only one gradient counts: `a[rows] += ...` keeps the last; use `np.add.at`."
     return {
         "no row has changed: add to `part` in place.": table,
-        "gradients of rows that are on the rank itself are left out.": _added(
-            table, batches, lambda rows, rank: rows % size != rank
-        ),
+        "gradients of rows that are on the rank itself are left out.": right + table - own,
         "only gradients of rows that are on the rank itself count.": own,
         "gradients of rows that are on the rank itself count twice.": right + own - table,
         "the gradients are subtracted; add them.": 2 * table - right,
