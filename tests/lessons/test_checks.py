@@ -65,7 +65,7 @@ def test_rules_are_run_if_they_are_right_and_otherwise_ours(capsys):
     assert capsys.readouterr().out == ""
     ours = parameter_server.rules_to_run((held, lambda state, worker: ...))
     assert parameter_server.rules(ours).state == "right"
-    assert "ours are run" in capsys.readouterr().out
+    assert "ours is run" in capsys.readouterr().out
 
 
 def test_a_new_exercise_needs_only_to_say_what_is_wrong():

@@ -9,7 +9,7 @@ import os
 import signal
 from collections.abc import Callable, Iterable, Sequence
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 
@@ -19,6 +19,7 @@ from workshop_utils.comm.parameter_server import State
 from workshop_utils.comm.replicated import Keep, Push
 from workshop_utils.comm.ring import ring_bytes_sent
 from workshop_utils.lessons.checks import (
+    Check,
     NotYet,
     Wrong,
     compare,
@@ -36,6 +37,7 @@ from workshop_utils.lessons.checks.open_question import measured, runs_of
 from workshop_utils.lessons.checks.processes import Observed, on_threads, values_on_ranks
 
 Rule = Callable[..., bool]
+T = TypeVar("T")
 
 _BOUND, _SLOW, _FEWEST_PUSHES = 2, 1, 20
 
@@ -82,10 +84,14 @@ def rules(answer: tuple[Rule, Rule]) -> str:
 
 def rules_to_run(answer: tuple[Rule, Rule]) -> tuple[Rule, Rule]:
     """The learner's two rules if they are right; otherwise ours, which is said."""
-    if rules(answer).state == "right":
+    return _or_ours(rules, answer, (_may_go_on, _is_fresh), "pair of rules")
+
+
+def _or_ours(check: Check, answer: T, ours: T, what: str) -> T:
+    if check(answer).state == "right":
         return answer
-    print("Your two rules are not right yet, so ours are run.")
-    return _may_go_on, _is_fresh
+    print(f"Your {what} is not right yet, so ours is run.")
+    return ours
 
 
 def _may_go_on(state: Any, worker: int, bound: int) -> bool:
@@ -191,10 +197,7 @@ def sparse_push(answer: Callable[..., None]) -> str:
 
 def push_to_run(answer: Callable[..., None]) -> Callable[..., None]:
     """The learner's push if it is right; otherwise ours, which is said."""
-    if sparse_push(answer).state == "right":
-        return answer
-    print("Your push is not right yet, so ours is run.")
-    return _sparse_push
+    return _or_ours(sparse_push, answer, _sparse_push, "push")
 
 
 def _sparse_push(communicator: Communicator, part: Any, rows: Any, gradients: Any) -> None:
@@ -370,10 +373,7 @@ def replica(answer: tuple[Push, Keep]) -> str:
 
 def replica_to_run(answer: tuple[Push, Keep]) -> tuple[Push, Keep]:
     """The learner's two functions if they are right; otherwise ours, which is said."""
-    if replica(answer).state == "right":
-        return answer
-    print("Your replica is not right yet, so ours is run.")
-    return replicated.push, replicated.keep
+    return _or_ours(replica, answer, (replicated.push, replicated.keep), "replica")
 
 
 def _change(row: np.ndarray, gradient: np.ndarray) -> None:
