@@ -76,7 +76,7 @@ def test_a_prediction_has_the_cluster_s_steps_throughput_and_efficiency():
 
 
 def test_servers_on_every_machine_send_what_a_ring_of_machines_sends_once_each_has_summed_its_gradients():
-    model = vgg(cluster="p100x4-25g")
+    model = vgg(SERVER, cluster="p100x4-25g")
     inside = 2 * 3 / 4 * VGG / (88.8e9 / 8)
     across = 2 * 3 / 4 * VGG / (0.54 * 25e9 / 8) + 6 * 30e-6
     assert model.sharded_servers_seconds(1) == ALONE

@@ -277,12 +277,12 @@ class ScaleModel:
     def sharded_servers_seconds(self, devices: int) -> float:
         """Seconds of a step with a server on every machine, each with an equal part of the parameters.
 
-        A machine sums its devices' gradients; then it sends what a ring of machines sends: 2 (m − 1)/m · K.
+        A machine sums its devices' gradients; then it sends what a ring of machines sends: 2 (m − 1)/m · K. Only for
+        a model whose strategy is one server.
         """
-        model = replace(self, strategy="workshop_parameter_server")
-        across = Link(self.cluster.latency, model.link_of(devices))
+        across = Link(self.cluster.latency, self.link_of(devices))
         exchange = float(all_reduce_seconds("ring", self.machines(devices), self.nbytes, across))
-        return model.alone(devices) + exchange
+        return self.alone(devices) + exchange
 
     def exchanged(
         self,
