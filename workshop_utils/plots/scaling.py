@@ -60,8 +60,8 @@ def throughput(rows: pd.DataFrame, published: pd.DataFrame | None = None) -> Fig
             how = "a ring" if name == "ring" else name_of(name)
             unit = "" if reached else " devices"
             reached.append(f"{times[-1]:.{1 if times[-1] > 2 else 2}f}{unit} with {how}")
-        others = own.iloc[:0] if published is None else published[published["model"] == model]
-        for _, row in others.iterrows():
+        others = [] if published is None else published[published["model"] == model].to_dict("records")
+        for row in others:
             times, by = row["throughput"] / row["one_device"], row["strategy"].split(" (")[0]
             label = f"published: {times:.1f}, {by}"
             style.measured(axes, [row["devices"]], [times], label, colour="server", marker="D", hollow=True)
@@ -70,7 +70,7 @@ def throughput(rows: pd.DataFrame, published: pd.DataFrame | None = None) -> Fig
         finding = f"{MODELS.get(model, model)}: {most} workers are worth\n{', '.join(reached)}"
         ratio = f"{first['gradient_nbytes'] / 1e6:.0f} MB for "
         ratio += f"{first['device_seconds']:.2f} s of computing; lines: formulas"
-        ratio += "" if others.empty else "; hollow: published"
+        ratio += "; hollow: published" if others else ""
         style.finish(axes, finding, ratio)
     grid.flat[0].set_ylabel("times the throughput of one device")
     return figure
