@@ -27,8 +27,9 @@ def exchange_times(
     for (name, seconds), colour in zip(theory.items(), style.MUTED, strict=False):
         style.theory(axes, line, seconds(line), name, colour=colour)
     *places, rings = measured.values()
-    for times, colour, marker in zip(places, style.MUTED, style.MARKERS[2::-1], strict=False):
-        style.measured(axes, [*times], [*times.values()], colour=colour, marker=marker)
+    for index, times in enumerate(places):
+        marker = ("D", "s", "o")[index]
+        style.measured(axes, [*times], [*times.values()], colour=style.MUTED[index], marker=marker)
     look: dict[str, Any] = {"colour": "ring", "hollow": True, "markerfacecolor": "none", "markersize": 12}
     style.measured(axes, [*rings], [*rings.values()], **look)
     axes.set(xlabel="workers", ylabel="communication, seconds a step", ylim=(0, None), xticks=[1, *workers])
