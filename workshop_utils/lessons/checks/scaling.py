@@ -20,13 +20,14 @@ FIT_TOLERANCE = 0.01  # a fit of logarithms is right too, and a little elsewhere
 ALGORITHMS = ("ring", "double_tree", "halving_doubling")
 NCCLS = ("ring", "double_tree")  # what NCCL has of these
 MOST_BUCKETS = 64
+WHOLE_BYTES = 1e-5  # a bucket of nbytes // m is right too
 CLUSTER = Link(20e-6, 12.5e9)
 PLANNED = (  # seconds of computing, workers, bytes, link, algorithms to choose from
+    (0.03, 1024, 1e8, CLUSTER, ALGORITHMS),  # the network is busy, so which part overlaps shows
     (0.1, 8, 1e8, CLUSTER, ALGORITHMS),
     (0.1, 1000, 1e8, CLUSTER, ALGORITHMS),
     (0.1, 48, 4e7, Link(1e-3, 12.5e9), ALGORITHMS),
-    (0.5, 8, 1001.0, Link(1e-5, 1e4), ALGORITHMS),
-    (0.03, 1024, 4e8, CLUSTER, ALGORITHMS),
+    (0.5, 8, 1e8, Link(1e-5, 1e9), ALGORITHMS),
     (0.1, 31, 4e8, CLUSTER, ALGORITHMS),  # a ring
     (0.1, 768, 4e8, CLUSTER, NCCLS),  # a double tree
     (0.02, 1000, 1e9, CLUSTER, NCCLS),  # a double tree, in one bucket
@@ -110,6 +111,9 @@ def best_step(answer: Callable[..., Any]) -> str:
             )
         one, whole = took[name, m], took[name, 1]
         slips = {
+            "two thirds of computing are the backward pass, one is the forward pass": (
+                data_parallel_step_seconds(backward, forward, one, m)
+            ),
             "the forward pass is missing": steps[name, m] - forward,
             "the last bucket is never hidden": forward + max(backward, backward / m + m * one),
             "the first bucket must be computed before it is sent": forward + max(backward + one, m * one),
@@ -117,14 +121,14 @@ def best_step(answer: Callable[..., Any]) -> str:
                 data_parallel_step_seconds(forward, backward, whole / m, m)
             ),
         }
-        expect(seconds, steps[name, m], f"{case}{name} in {m} buckets", slips=slips)
+        expect(seconds, steps[name, m], f"{case}{name} in {m} buckets", tolerance=WHOLE_BYTES, slips=slips)
         best = min(steps, key=steps.__getitem__)
-        if steps[name, m] > steps[best] * (1 + 1e-9):
+        if steps[name, m] > steps[best] * (1 + WHOLE_BYTES):
             better = f"{best[0]} in {best[1]} takes {steps[best]:.5g} s"
             if best[0] != name == min(algorithms, key=lambda each: took[each, 1]):
                 better += "; what is fastest with the whole array need not be with a bucket"
             raise Wrong(f"{case}it chose {name} in {m} buckets, {seconds:.5g} s; {better}.")
-    return "the best of all algorithms and 64 numbers of buckets: more of them hide more, and pay more latencies."
+    return "the best of those given, in 1 to 64 buckets: more of them hide more, and pay more latencies."
 
 
 @exercise
