@@ -9,7 +9,6 @@ from matplotlib.patches import Rectangle
 
 from workshop_utils.comm.communicator import Event
 from workshop_utils.comm.ring import ring_all_reduce
-from workshop_utils.comm.topology import Link
 from workshop_utils.plots import (
     alternative,
     baseline,
@@ -81,7 +80,7 @@ SENT = pd.Series(
 )
 AN_IMAGE = {"layer": 1.0, "column": 2.0, "row": 0.5}
 TIMES = {"one": [2.0, 4.0, 9.0], "two": [1.0, 2.0, 3.0]}
-PATH = Link(1e-3, 2e7)
+FORMS = dict.fromkeys(prediction.MAPPED, lambda n, k: 40) | {"ring": lambda n, k: n}  # up to 40 a ring
 CHECKED = table("workers nbytes fastest", (31, 1e3, "ring"), (64, 1e3, "halving_doubling"))
 SIMULATED = table("algorithm workers seconds", ("ring", 2, 2.0), ("ring", 8, 8.0))
 KNOWN = table("system predicted measured", ("a", 1.05, 1.0), ("a", 1.3, 1.0), ("b", 0.5, 1.0))
@@ -164,7 +163,7 @@ SHOWN = {
     "restart": (lambda: failures.restart(RESTARTED.assign(attempt=[0, 0, 0, 1, 1, 1], worker="worker-0")),
         [[(0, 1), (1, 2), (2, 3), (4, 2), (5, 3), (6, 4)]]),
     "curve": (lambda: prediction.to_a_thousand(LINE, CURVES, SIMULATED, "Found", "so"), [[(2, 2), (8, 8)]]),
-    "map": (lambda: prediction.fastest_map(PATH, "Found", "so", CHECKED), [[(1e3, 31), (1e3, 64)]]),
+    "map": (lambda: prediction.fastest_map(FORMS, "Found", "so", CHECKED), [[(1e3, 31), (1e3, 64)]]),
     "known": (lambda: prediction.against_known(KNOWN, 0.1, "Found", "so"), [[(0.5, 1), (1.05, 0), (1.3, 0)]]),
     "compared": (lambda: prediction.compared({"64": {"ring": 1e-3}}, {"ring": "ring"}, "Found", "so"),
         [[(0, 1e-3)]]),

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import numpy as np
@@ -13,12 +13,11 @@ from matplotlib.colors import ListedColormap
 from matplotlib.figure import Figure
 from matplotlib.ticker import EngFormatter, NullFormatter
 
-from workshop_utils.comm.topology import Link
 from workshop_utils.plots import style
-from workshop_utils.scaling.cost import all_reduce_seconds
 
 Array = npt.NDArray[Any]
 Group = Mapping[str, float]  # seconds, by name
+Forms = Mapping[str, Callable[[int, float], float]]  # of workers and bytes to seconds, by algorithm
 
 # What each algorithm is called and coloured, in every figure that has several.
 ALGORITHMS = {
@@ -59,8 +58,8 @@ def to_a_thousand(
     return style.finish(axes, finding, detail)
 
 
-def fastest_map(path: Link, finding: str, detail: str, checked: pd.DataFrame) -> Figure:
-    """Which all-reduce is fastest by the closed forms, by size of the array and number of workers, a row for each.
+def fastest_map(forms: Forms, finding: str, detail: str, checked: pd.DataFrame) -> Figure:
+    """Which all-reduce is fastest by the closed `forms`, by size of the array and number of workers, a row for each.
 
     `checked` are points with columns nbytes, workers and fastest, by the simulated clock: a dot where the map says the
     same or a tie of that algorithm, a cross where not. `detail` goes on with what dots and crosses mean.
@@ -68,7 +67,7 @@ def fastest_map(path: Link, finding: str, detail: str, checked: pd.DataFrame) ->
     nbytes, workers = np.geomspace(100, 1e9, 141), np.arange(3, 1025)
     _, axes = style.figure(7.6, 4.6)
     tints = [style.tint(ALGORITHMS[name][1], 0.45) for name in MAPPED]
-    seconds = _seconds(path, workers[:, None], nbytes)
+    seconds = _seconds(forms, workers[:, None], nbytes)
     first, second = np.sort(seconds, axis=0)[:2]
     best = np.where(second > TIE * first, seconds.argmin(axis=0), len(MAPPED))
     colours = ListedColormap([*tints, style.FAINT])
@@ -80,7 +79,7 @@ def fastest_map(path: Link, finding: str, detail: str, checked: pd.DataFrame) ->
         _label_region(
             axes, best == index, nbytes, workers, ALGORITHMS[name][0], checked["workers"].to_numpy(float)
         )
-    seconds = _seconds(path, checked["workers"], checked["nbytes"])
+    seconds = _seconds(forms, checked["workers"], checked["nbytes"])
     theirs = seconds[[MAPPED.index(name) for name in checked["fastest"]], np.arange(len(checked))]
     agrees = theirs <= TIE * seconds.min(axis=0)
     for points, marker, size in ((checked[agrees], "o", 5), (checked[~agrees], "X", 9)):
@@ -88,14 +87,14 @@ def fastest_map(path: Link, finding: str, detail: str, checked: pd.DataFrame) ->
         style.measured(axes, points["nbytes"], points["workers"], **look)
     axes.grid(visible=False)
     axes.minorticks_off()
-    detail += "; dots: the simulated clock agrees" + ("" if agrees.all() else "; crosses: it does not")
+    detail += "; dots: the simulated clock agrees" + ("" if agrees.all() else ", crosses: not")
     return style.finish(axes, finding, detail)
 
 
-def _seconds(path: Link, workers: npt.ArrayLike, nbytes: npt.ArrayLike) -> Array:
+def _seconds(forms: Forms, workers: npt.ArrayLike, nbytes: npt.ArrayLike) -> Array:
     """By algorithm, in the order of MAPPED."""
     sizes, arrays = np.asarray(workers), np.asarray(nbytes, dtype=float)
-    return np.stack([all_reduce_seconds(name, sizes, arrays, path) for name in MAPPED])
+    return np.stack([np.vectorize(forms[name], otypes=[float])(sizes, arrays) for name in MAPPED])
 
 
 def _label_region(axes: Axes, inside: Array, x: Array, y: Array, name: str, dots: Array) -> None:
@@ -104,7 +103,7 @@ def _label_region(axes: Axes, inside: Array, x: Array, y: Array, name: str, dots
     widths[(y < 1.5 * y[0]) | (y > y[-1] / 1.5)] = 0  # a word at the edge would be cut
     if widths.max() < 20:
         return
-    wide = np.flatnonzero(widths >= 0.75 * widths.max())
+    wide = np.flatnonzero(widths >= 0.5 * widths.max())
     apart = np.abs(np.log(y[wide, None] / dots)).min(axis=1)
     row = int(wide[apart.argmax()])
     places = np.flatnonzero(inside[row])
