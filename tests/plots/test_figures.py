@@ -140,7 +140,7 @@ SHOWN = {
     "ranks": (lambda: communication.against_ranks([2, 4], {"ring": [1.0, 1.5], "central": []}, {"ring": [1, 1]}, "so"),
         [[(2, 1.0), (4, 1.5)]]),
     "sizes": (lambda: communication.against_size([1, 9],
-        {"4 ranks": ({"ring": [1, 1], "double tree, at best": [0.5, 2]}, {"ring": [4, 1]})}, "Found", "so"),
+        {"4 ranks": ({"ring": [1, 1], "halving-doubling": [1, 2]}, {"ring": [4, 1]})}, "Found", "so"),
         [[(1, 4), (9, 1)]]),
     "gain of overlap": (lambda: communication.overlap([1, 2], {"after": [4.0, 6.0], "overlapped": [3.0, 5.0]},
         {"after": ([1, 2], [4, 6]), "overlapped": ([1, 2], [3, 5])}, "so"), [[(1, 3), (1, 4), (2, 5), (2, 6)]]),

@@ -122,11 +122,8 @@ def message_timelines(traces: Traces, way: str, finding: str, detail: str) -> Fi
     return style.finish(figure, finding, detail)
 
 
-def timeline(results: Results, finding: str = "") -> Figure:
-    """Who sent what when in `on_ranks`: a row for each rank, from when the first one began to send or receive.
-
-    The `finding` is its title; without one, that counts messages and bytes.
-    """
+def timeline(results: Results) -> Figure:
+    """Who sent what when in `on_ranks`: a row for each rank, from when the first one began to send or receive."""
     events = [event for each in results for event in each.trace]
     if not any(event.kind == "send" for event in events):
         figure, axes = style.figure(9.6, 1.2)
@@ -136,7 +133,7 @@ def timeline(results: Results, finding: str = "") -> Figure:
     way = f"{results.network.split()[0]}/s" if results.network else "full speed"
     count, nbytes = (sum(getattr(each, what) for each in results) for what in ("messages", "bytes_sent"))
     size = EngFormatter(unit="B", places=1 if nbytes >= 1000 else 0)(nbytes)
-    finding = finding or f"{len(results)} ranks sent {count:,} message{'s' * (count > 1)}, {size} in all"
+    finding = f"{len(results)} ranks sent {count:,} message{'s' * (count > 1)}, {size} in all"
     detail = "a bar: a call that sends, until it returns; arrow: to which rank; pale: until it is received"
     if count > sum(event.kind == "send" for event in events):
         detail = f"the first events of each rank; {detail}"
@@ -185,12 +182,10 @@ LOOKS = {
     "Gloo": ("torch_ddp", "^"),
     "recursive doubling": (style.MUTED[1], "s"),
     "halving-doubling": (style.MUTED[2], "D"),
-    "double tree, at best": (style.MUTED[3], "^"),
     "one ring": ("ring", "o"),
     "eight rings": ("#44AA99", "D"),
     "two levels": ("#882255", "^"),
 }
-BOUND = ", at best"  # ends the name of a line that no all-reduce reaches
 Curves = Mapping[str, npt.ArrayLike]  # by the name of an all-reduce
 
 
@@ -203,9 +198,10 @@ def against_ranks(ranks: Sequence[int], seconds: Curves, theory: Curves, detail:
         dashes = style.DASHES[index % len(style.DASHES)]  # so that each is seen where they agree
         style.theory(axes, ranks, np.asarray(theory[name]), name, colour=colour, linestyle=dashes)
         # Outlines of different sizes, so that each is seen where they agree.
-        outline: dict[str, Any] = {"markerfacecolor": "none", "markersize": 6 + 4 * index}
+        outline: dict[str, Any] = {"markerfacecolor": "none", "markersize": 6 + 3 * index}
         style.measured(axes, ranks, each, colour=colour, marker=marker, hollow=True, **outline)
     axes.set(xlabel="ranks", xticks=ranks, ylabel="seconds", ylim=(0, None))
+    axes.margins(x=0.02)
     times = ", ".join(f"{name} ×{each[-1] / each[0]:.3g}" for name, each in whole.items())
     return style.finish(axes, f"From {ranks[0]} to {ranks[-1]} ranks: {times}", detail)
 
@@ -216,13 +212,12 @@ def against_size(
     """Times as long as the fastest line at each size: a panel for each cluster, its lines and, for some, points.
 
     Lines without points beside others that have some are dashed. A title names the fastest from small to large arrays;
-    who is within 2 % of the fastest stays in front. A bound, whose name ends so, is drawn, but is never the fastest.
+    who is within 2 % of the fastest stays in front.
     """
     sizes = np.asarray(nbytes)
     figure, grid = style.figure(10.4, 4.1, columns=len(panels), sharey=True, squeeze=False)
     for axes, (cluster, (lines, points)) in zip(grid.flat, panels.items(), strict=True):
-        reached = {name: np.asarray(each) for name, each in lines.items() if not name.endswith(BOUND)}
-        fastest = np.min([*reached.values()], axis=0)
+        fastest = np.min([np.asarray(line) for line in lines.values()], axis=0)
         for name, line in lines.items():
             colour, marker = LOOKS[name]
             dashes = "solid" if name in points or not points else style.DASHES[1]
@@ -232,7 +227,8 @@ def against_size(
         axes.set(xscale="log", yscale="log", ylim=(0.85, None), xlabel="size of the array")
         style.unit_axis(axes.xaxis, "B")
         axes.minorticks_off()
-        title = f"{cluster}, fastest from small to large:\n{', '.join(_in_front(reached))}"
+        axes.margins(x=0.015)  # so that names at the ends of lines stand beside the axes
+        title = f"{cluster}, fastest from small to large:\n{', '.join(_in_front(lines))}"
         axes.set_title(title, fontsize=10, loc="left", pad=3)
     grid[0, 0].set_ylabel("times as long as the fastest")
     style.plain_ticks(grid[0, 0].yaxis, [1, 2, 3, 5, 8])
