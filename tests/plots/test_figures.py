@@ -124,7 +124,7 @@ SHOWN = {
         [[(2, 0.5), (2, 0.5), (2, 1), (4, 0.75), (4, 0.8), (4, 2)]]),
     # Two seeds, their median and a real run; a seed that never arrived is at the edge.
     "seconds to a loss": (lambda: consistency.seconds_to_loss({"a": ARRIVED, "b": ARRIVED}, 1, 2),
-        [[(0.25, 1), (0.5, 0), (0.5, 1), (1, 0), (1, 2), (1.5, 0), (1.5, 1), (1.5, 2), (2, 2)]] * 2),
+        [[(0.25, 1), (0.5, 0), (0.5, 1.3), (1, 0.3), (1, 2), (1.5, 0), (1.5, 1), (1.5, 2.3), (2, 2)]] * 2),
     "descents": (lambda: consistency.descents({0.3: {0: [1.0, 0.5], 3: [1.0, -3.0]}}),
         [[(0, 1), (0, 1), (1, -3), (1, 0.5)]]),
     "full link": (lambda: consistency.full_link({1: 4.0, 3: 9.0}, 4, 9, 2.25, "so"), [[(1, 4), (3, 9)]]),

@@ -21,19 +21,21 @@ def exchange_times(
 
     One more is measured than there are lines: a ring, whose line is that of the last.
     """
-    _, axes = style.figure(7.6, 4.0)
+    _, axes = style.figure(6.6, 4.2)
     workers = sorted({count for seconds in measured.values() for count in seconds})
     line = np.linspace(1, workers[-1], 200)
     for (name, seconds), colour in zip(theory.items(), style.MUTED, strict=False):
         style.theory(axes, line, seconds(line), name, colour=colour)
     *places, rings = measured.values()
     for index, times in enumerate(places):
-        marker = ("D", "s", "o")[index]
+        marker = ("D", "s", "^", "o")[index]
         style.measured(axes, [*times], [*times.values()], colour=style.MUTED[index], marker=marker)
-    look: dict[str, Any] = {"colour": "ring", "hollow": True, "markerfacecolor": "none", "markersize": 12}
+    look: dict[str, Any] = {"colour": "ring", "hollow": True, "markerfacecolor": "none", "markersize": 10}
     style.measured(axes, [*rings], [*rings.values()], **look)
     axes.set(xlabel="workers", ylabel="communication, seconds a step", ylim=(0, None), xticks=[1, *workers])
-    return style.finish(axes, "One server is a bottleneck; one on every node is as fast as a ring", detail)
+    return style.finish(
+        axes, "One server is a bottleneck; as many as workers, in pieces, beat a ring", detail
+    )
 
 
 def pushes(runs: Mapping[str, pd.DataFrame], seconds: float, straggler: int) -> Figure:
@@ -62,14 +64,14 @@ def pushes(runs: Mapping[str, pd.DataFrame], seconds: float, straggler: int) -> 
 
 
 def seconds_to_loss(runs: Mapping[str, pd.DataFrame], target: float, limit: float) -> Figure:
-    """When each mode's loss reached `target`, a panel for each of `runs`: dots are simulated seeds, a diamond is real.
+    """When each mode's loss reached `target`, a panel for each of `runs`: dots are simulated seeds, diamonds are real.
 
     A row of a table is a mode: simulated (the seconds of each seed), real (those of the first seed), gradients (used in
     a second, mean of the seeds). Seconds are infinite where a run did not get there; it is then drawn at `limit`. The
     title compares modes with each other, but for the first, one worker.
     """
     rows = max(map(len, runs.values()))
-    figure, panels = style.panels(runs, 9.6, 0.45 * rows + 1.5, sharex=True, sharey=True)
+    figure, panels = style.panels(runs, 8.8, 0.4 * rows + 1.5, sharex=True, sharey=True)
     factors, latest = [], 0.0
     for axes, table in zip(panels, runs.values(), strict=True):
         medians = [float(np.median(seconds)) for seconds in table["simulated"]]
@@ -79,10 +81,10 @@ def seconds_to_loss(runs: Mapping[str, pd.DataFrame], target: float, limit: floa
             colour, middle = style.MUTED[min(row, 1)], medians[row]
             seen = np.minimum([*seconds, real], limit)
             if np.isfinite(middle):
-                axes.plot([middle] * 2, [row - 0.3, row + 0.3], color=style.colour_of(colour), linewidth=2)
+                axes.plot([middle] * 2, [row - 0.2, row + 0.2], color=style.colour_of(colour), linewidth=2)
             style.measured(axes, seen[1:-1], [row] * len(seen[1:-1]), colour=colour, alpha=0.4)
             style.measured(axes, seen[:1], [row], colour=colour)
-            style.measured(axes, seen[-1:], [row], colour=colour, marker="D", hollow=True, markersize=8)
+            style.measured(axes, seen[-1:], [row + 0.3], colour=colour, marker="D", hollow=True)
             words = f"{middle:.2f} s" if np.isfinite(middle) else "most never"
             look: dict[str, Any] = {"xycoords": ("axes fraction", "data"), "va": "center"}
             style.note(axes, f"{words}, {gradients:.0f}/s", (1.02, row), (0, 0), **look)

@@ -32,7 +32,7 @@ def throughput(rows: pd.DataFrame, published: pd.DataFrame | None = None) -> Fig
     """
     models = list(rows["model"].unique())
     figure, grid = style.figure(
-        (4.8 if published is None else 5.8) * len(models),
+        (4.8 if published is None else 5.6) * len(models),
         4.4,
         columns=len(models),
         sharex=True,
@@ -42,7 +42,7 @@ def throughput(rows: pd.DataFrame, published: pd.DataFrame | None = None) -> Fig
     for axes, model in zip(grid.flat, models, strict=True):
         own = rows[rows["model"] == model]
         emulated = own.dropna(subset=["efficiency"])
-        first, reached = own.iloc[0], list[str]()
+        first, reached, strategies = own.iloc[0], list[str](), set(own["strategy"])
         most = emulated["workers"].max()  # by any strategy
         ends, quarter = np.array([0, most]), max(4, most // 4)
         counts = np.union1d([1, most], np.arange(quarter, most + 1, quarter))
@@ -50,6 +50,8 @@ def throughput(rows: pd.DataFrame, published: pd.DataFrame | None = None) -> Fig
         for index, (strategy, points) in enumerate(own.groupby("strategy", sort=False)):
             name, each = str(strategy), points["workers"]
             look = {"linestyle": style.DASHES[1], "zorder": 2.5} if name == "sharded_servers" else {}
+            if name == "ring" and "sharded_servers" in strategies:  # the two lie close together
+                look = {"linewidth": 4, "alpha": 0.4}
             style.theory(axes, each, each * points["predicted"], name_of(name), colour=name, **look)
             measured = points.dropna(subset=["efficiency"])
             if measured.empty:
