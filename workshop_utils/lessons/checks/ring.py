@@ -311,8 +311,8 @@ def _judge_levels(answer: Any, size: int, group: int, elements: int, dtype: type
 def _level(
     communicator: Communicator, answer: Any, per_machine: int, elements: int, dtype: type = np.float64
 ) -> _Level:
-    """Rank r contributes 16^r times the number of each place, so a sum's digits name its parts."""
-    array: Any = (16.0**communicator.rank * np.arange(1, elements + 1)).astype(dtype)
+    """Rank r contributes 16^r times the place's 1.25, 2.25 ..., so a sum's digits name its parts."""
+    array: Any = (16.0**communicator.rank * (np.arange(elements) + 1.25)).astype(dtype)
     observed = Observed(communicator, lambda *_: None, PARTS)
     answer(observed, array, per_machine)
     return _Level(array, observed.traffic.bytes_sent.tolist())
@@ -320,7 +320,7 @@ def _level(
 
 def _judge_level(where: str, outcomes: list[_Level], group: int) -> None:
     size, elements = len(outcomes), outcomes[0].array.size
-    units, numbers = [16**rank for rank in range(size)], np.arange(1, elements + 1)
+    units, numbers = [16**rank for rank in range(size)], np.arange(elements) + 1.25
     is_unchanged = all(
         np.array_equal(each.array, unit * numbers) for each, unit in zip(outcomes, units, strict=True)
     )
