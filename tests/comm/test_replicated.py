@@ -2,6 +2,7 @@
 
 import os
 import signal
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -129,3 +130,20 @@ def test_without_a_replica_what_the_range_had_learned_is_lost():
     np.testing.assert_allclose(parameters[[0, 2]], right[[0, 2]], rtol=1e-12)
     assert results[2].value[0][1] == STEPS - CRASH
     assert np.abs(parameters[1] - right[1]).max() > 0.01
+
+
+class Recorder(Server):
+    """It notes whom it answers, and talks to nobody."""
+
+    def answer(self, worker, r):
+        self.answered = [*getattr(self, "answered", []), (worker, r)]
+
+
+def test_a_worker_whose_push_comes_before_the_copy_that_contains_it_is_answered_and_counts_once():
+    server = Recorder(SimpleNamespace(rank=2, size=SERVERS + WORKERS), np.zeros((SERVERS, VALUES)), apply)
+    replicated.keep(server, 1, 6, np.ones(VALUES))
+    replicated.push(server, 3, 1, 6, np.ones(VALUES))
+    replicated.keep(server, 1, 7, np.full(VALUES, 2.0))
+    assert server.answered == [(3, 1)]
+    assert (server.versions[1], server.pushed[1]) == (7, {})
+    assert (server.ranges[1] == 2).all()

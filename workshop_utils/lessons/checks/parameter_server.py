@@ -481,6 +481,17 @@ def _judge_takeover(push: Push, keep: Keep, workers: int) -> None:
             "others get an answer, too, which may have had theirs.": bool(others),
         }
         refuse_any("when a worker pushes again what the copy contains, ", slips)
+    late, first = _Watched(workers), server.workers[0]
+    keep(late, 0, 6, values - 1)
+    if workers > 1 and not late.hear(push, first, 0, 6):
+        keep(late, 0, 7, values)
+        slips = {
+            "its gradient counts again in the next update.": bool(late.pushed[0]),
+            "that worker waits for ever; answer it.": late.log != [f"answer({first}, 0)"],
+        }
+        refuse_any(
+            "when a worker has pushed to the successor, and the copy that contains it comes late, ", slips
+        )
     for worker in server.workers:
         log = server.hear(push, worker, 0, 7)
     _judge_order("after it has taken over a range with its copy", log, server.workers, 0)
