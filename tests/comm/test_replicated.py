@@ -147,3 +147,11 @@ def test_a_worker_whose_push_comes_before_the_copy_that_contains_it_is_answered_
     assert server.answered == [(3, 1)]
     assert (server.versions[1], server.pushed[1]) == (7, {})
     assert (server.ranges[1] == 2).all()
+
+
+def test_a_copy_that_comes_after_its_update_has_been_made_here_changes_nothing():
+    server = Recorder(SimpleNamespace(rank=2, size=SERVERS + WORKERS), np.zeros((SERVERS, VALUES)), apply)
+    server.versions[1], server.pushed[1] = 7, {3: np.ones(VALUES)}
+    replicated.keep(server, 1, 7, np.ones(VALUES))
+    assert (server.versions[1], [*server.pushed[1]]) == (7, [3])
+    assert not server.ranges.any()

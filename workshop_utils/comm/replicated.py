@@ -104,6 +104,8 @@ def push(server: Server, worker: int, r: int, version: int, gradient: np.ndarray
 
 def keep(server: Server, r: int, version: int, values: np.ndarray) -> None:
     """Another server has sent its range `r`, perhaps after workers that saw it die have pushed to this one."""
+    if version <= server.versions[r]:  # this one has made that update itself
+        return
     server.versions[r], server.ranges[r] = version, values
     for worker in server.pushed[r]:  # the copy contains these gradients
         server.answer(worker, r)

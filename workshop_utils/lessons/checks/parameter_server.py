@@ -497,6 +497,14 @@ def _judge_takeover(push: Push, keep: Keep, workers: int) -> None:
     _judge_order("after it has taken over a range with its copy", log, server.workers, 0)
     right = server.versions[0] == 8 and np.allclose(server.ranges[0], values - 0.1)
     refuse(not right, "after it has taken over a range with its copy, the next update must change that copy.")
+    made, waiting = server.versions[0], workers > 1 and not server.hear(push, first, 0, 8)
+    keep(server, 0, 8, values + 1)
+    too_late = server.versions[0] != made or (waiting and first not in server.pushed[0])
+    refuse(
+        too_late,
+        "when a copy comes after the successor has made that update itself, it must change nothing: "
+        "compare its version with `server.versions[r]`.",
+    )
 
 
 class _Doomed(replicated.Server):
