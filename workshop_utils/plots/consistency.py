@@ -145,7 +145,7 @@ def by_density(
         counted: by exchange and share, bytes.
         forms: by exchange, bytes of an array of shares; the headline holds the first against the last.
     """
-    _, axes = style.figure(7.6, 4.0)
+    _, axes = style.figure(6.8, 3.8)
     shares = np.array(sorted(next(iter(counted.values()))))
     line = np.geomspace(shares[0], shares[-1], 100)
     for index, (name, form) in enumerate(forms.items()):
@@ -167,7 +167,7 @@ def by_density(
 def crash(losses: Mapping[str, Sequence[float]], at: int) -> Figure:
     """The loss after each update: without a crash, with a replica, without one; a server dies in update `at`."""
     (calm, smooth), (kept, same), (lost, jump) = losses.items()
-    _, axes = style.figure(7.4, 3.6)
+    _, axes = style.figure(6.8, 3.4)
     updates = np.arange(len(smooth))
     style.theory(axes, updates, smooth, colour="ideal", linewidth=6, alpha=0.5)
     style.theory(axes, updates, same, kept, colour=style.MUTED[0])
