@@ -61,6 +61,19 @@ def test_both_ends_of_a_connection_count_every_byte_once(nbytes, host, connect):
     assert counted.sent == nbytes + 8  # this process has both ends
 
 
+def test_bytes_are_told_apart_by_the_two_ends_of_a_connection(connect):
+    pairs = [connect(), connect()]
+    with count_bytes() as counted:
+        for nbytes, (first, second) in enumerate(pairs, 3):
+            transfer(first, second, nbytes)
+    links = {
+        tuple("{}:{}".format(*each) for each in (first.getsockname(), second.getsockname())): nbytes
+        for nbytes, (first, second) in enumerate(pairs, 3)
+    }
+    assert {link: nbytes for link, nbytes in counted.by_link.items() if nbytes} == links
+    assert sum(counted.by_link.values()) == counted.sent == 7
+
+
 def test_a_count_is_not_a_number_once_a_connection_is_closed_that_was_there(connect):
     first, second = connect()
     with count_bytes() as counted:

@@ -28,13 +28,14 @@ from pathlib import Path
 # sent, and sent again.
 _INFO = struct.Struct("=B 23x I 92x Q 16x I 52x QQ")
 _LISTEN = 10  # a state (net/tcp_states.h)
-_UNKNOWN = math.nan, math.nan
+_UNKNOWN = math.nan, math.nan, ("", "")
 _QUIET_SECONDS = 1.0  # for acknowledgements to come in; a receiver delays them by 40 ms at most
 
-# By connection: acknowledged; sent for the first time. They are equal once all has arrived, but for a connection's
-# opening and end, which are acknowledged as a byte each, and for what this machine itself has dropped, which the second
-# has too often.
-Totals = dict[str, tuple[float, float]]
+Link = tuple[str, str]  # this end's address and the peer's
+# By connection: acknowledged; sent for the first time; link. The two numbers are equal once all has arrived, but for a
+# connection's opening and end, which are acknowledged as a byte each, and for what this machine itself has dropped,
+# which the second has too often.
+Totals = dict[str, tuple[float, float, Link]]
 
 
 class CountedBytes:
@@ -51,10 +52,18 @@ class CountedBytes:
     @property
     def sent(self) -> float:
         """Acknowledged by the peers."""
+        return sum(self.by_link.values())
+
+    @property
+    def by_link(self) -> dict[Link, float]:
+        """`sent`, by this end's address and the peer's, such as `("10.0.0.1:4000", "10.0.0.2:29500")`."""
         after = _totals(0) if self._after is None else self._after
-        names = self._before.keys() | after.keys()
-        pairs = [(after.get(name, _UNKNOWN), self._before.get(name, (0, 0))) for name in names]
-        return sum(min(now[0] - before[0], now[1] - before[1]) for now, before in pairs)
+        links: dict[Link, float] = {}
+        for name in self._before.keys() | after.keys():
+            acknowledged, sent, link = after.get(name, _UNKNOWN)
+            before = self._before.get(name, (0, 0))
+            links[link] = links.get(link, 0) + min(acknowledged - before[0], sent - before[1])
+        return links
 
     def finish(self) -> None:
         """Count no further."""
@@ -92,7 +101,7 @@ def _totals(quiet_seconds: float) -> Totals:
     return totals
 
 
-def _total(connection: socket.socket, deadline: float) -> tuple[float, float] | None:
+def _total(connection: socket.socket, deadline: float) -> tuple[float, float, Link] | None:
     while True:
         information = connection.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, _INFO.size)
         if len(information) < _INFO.size:
@@ -101,5 +110,13 @@ def _total(connection: socket.socket, deadline: float) -> tuple[float, float] | 
         if state == _LISTEN:
             return None
         if not (in_flight or unsent) or time.monotonic() >= deadline:
-            return acknowledged, sent - again
+            return acknowledged, sent - again, _link(connection)
         time.sleep(0.001)
+
+
+def _link(connection: socket.socket) -> Link:
+    try:
+        (host, port, *_), (peer, peer_port, *_) = connection.getsockname(), connection.getpeername()
+    except OSError:  # it has no peer, or no longer
+        return "", ""
+    return f"{host}:{port}", f"{peer}:{peer_port}"
