@@ -54,6 +54,7 @@ ARRIVED = table(
     "simulated real gradients", ([0.5, 1.5], 1.0, 80), ([0.25, 1.5], 0.5, 200), ([1.0, math.inf], 1.5, 300)
 ).set_index(pd.Index(["alone", "all wait", "none waits"]))
 STEP = pytorch.Step(5.0, 6.0, 8.0, 9.0, [(6.5, 8.0, 4), (8.0, 9.0, 4)])
+PIECES = [("gather", 0, 0, 1), ("forward", 0, 1, 3), ("backward", 0, 3, 7), ("reduce", 0, 7, 8)]
 SHARDED = {"DDP": (0, [16e6, 16e6]), "FSDP2": (3, [8e6, 4e6])}
 STEPS = (10, 1), (11, 2), (12, 3), (14, 2), (15, 3), (16, 4)
 RESTARTED = table("seconds step", *STEPS).assign(rank=0, loss=1.0)
@@ -149,6 +150,9 @@ SHOWN = {
     "recorded": (lambda: horovod.gradient_timelines({"fused": FUSED}), [[(0, 500), (500, 1000)]]),
     "overlap": (lambda: pytorch.steps_with_communication({"buckets": [STEP]}, "Found", "so"),
         [[(0, 1), (1, 2), (3, 1), (1.5, 1.5), (3, 1)]]),
+    # Each piece with its prediction, the lanes from the top.
+    "by unit": (lambda: pytorch.steps_by_unit({"prefetch": (PIECES, PIECES)}, "Found", "so"),
+        [[(0, 1), (0, 1), (1, 2), (1, 2), (3, 4), (3, 4), (7, 1), (7, 1)]]),
     "sharded": (lambda: pytorch.memory_by_ranks([2, 4], SHARDED, 1_000_000), [[(2, 8), (2, 16), (4, 4), (4, 16)]]),
     # Where a seed did not arrive there is a ring at the upper edge.
     "seeds": (lambda: convergence.against({"": {"rule": {32: np.array([1, 3]), 64: np.array([1, math.inf])}}},

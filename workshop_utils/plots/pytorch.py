@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 from matplotlib.axes import Axes
@@ -55,18 +55,50 @@ def _row(axes: Axes, row: int, step: Step, last: float) -> None:
         edges[1:],
         strict=False,
     ):
-        axes.barh(row - 0.37, right - left, 0.36, left, align="edge", color=colour, edgecolor="white")
-        if right - left > 0.07 * last:
-            words = f"{1000 * (right - left):.0f} ms" if name == "exposed" else name
-            style.inside(axes, (left + right) / 2, row - 0.19, words, colour, fontsize=8.5)
+        words = f"{1000 * (right - left):.0f} ms" if name == "exposed" else name
+        _bar(axes, row - 0.37, left, right, colour, words if right - left > 0.07 * last else "")
     done = 0.0
     for number, (start, end, _) in enumerate(step.sent, 1):
         # One bucket is sent after the other: one that is handed over waits until those before it are done.
         left, right = max(start - step.start, done), end - step.start
         done = right
-        sending = style.colour_of("send")
-        axes.barh(row + 0.01, right - left, 0.36, left, align="edge", color=sending, edgecolor="white")
-        style.inside(axes, (left + right) / 2, row + 0.19, f"{number}", sending, fontsize=8.5)
+        _bar(axes, row + 0.01, left, right, style.colour_of("send"), f"{number}")
+
+
+def _bar(
+    axes: Axes, top: float, left: float, right: float, colour: str, words: str, height: float = 0.36
+) -> None:
+    axes.barh(top, right - left, height, left, align="edge", color=colour, edgecolor="white")
+    style.inside(axes, (left + right) / 2, top + height / 2, words, colour, fontsize=8.5)
+
+
+# Of a step: "gather", "forward", "backward" or "reduce", its unit's number from 0 on, its start and its end.
+Piece = tuple[str, int, float, float]
+LANES = {"gather": 0, "forward": 1, "backward": 1, "reduce": 2}
+
+
+def steps_by_unit(
+    panels: Mapping[str, tuple[Sequence[Piece], Sequence[Piece]]], finding: str, detail: str
+) -> Figure:
+    """Three lanes, what a rank gathers, computes and reduces in one step; a panel for each of `panels`.
+
+    A panel has the pieces that were measured, as bars with their units' numbers, and those that were predicted, as
+    outlines; all in seconds since the step began.
+    """
+    figure, grid = style.panels(panels, 9.6, 0.95 + 1.75 * len(panels), below=True, sharex=True)
+    compute, send = style.colour_of("compute"), style.colour_of("send")
+    colours = {"gather": send, "forward": style.tint(compute, 0.45), "backward": compute, "reduce": send}
+    for axes, (measured, predicted) in zip(grid, panels.values(), strict=True):
+        for kind, unit, start, end in measured:
+            _bar(axes, LANES[kind] - 0.3, start, end, colours[kind], f"{unit + 1}", 0.6)
+        for kind, _, start, end in predicted:
+            look: dict[str, Any] = {"color": "none", "edgecolor": style.INK, "linewidth": 0.7}
+            axes.barh(LANES[kind], end - start, 0.84, start, **look)
+        style.rows(axes, ["gathers", "computes", "reduces"], (2.55, -0.55))
+    last = max(end for both in panels.values() for pieces in both for *_, end in pieces)
+    axes.set(xlim=(0, 1.01 * last), xlabel="time since the step began")
+    style.unit_axis(axes.xaxis, "s")
+    return style.finish(figure, finding, detail)
 
 
 def memory_by_ranks(
