@@ -237,7 +237,7 @@ def broadcast_from_first(communicator: Communicator, tensors: Iterable[Tensor]) 
     """Replace `tensors`, in place on every rank, by those of rank 0."""
     for tensor in tensors:
         with contiguous(tensor) as whole:
-            tree_broadcast(communicator, whole)
+            tree_broadcast(communicator, whole.view(-1).view(torch.uint8))  # NumPy has no bfloat16
 
 
 @contextmanager

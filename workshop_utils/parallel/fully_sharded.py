@@ -1,0 +1,495 @@
+"""Fully sharded data parallelism by parameter: ZeRO-2 and ZeRO-3, as PyTorch's FSDP2 does it.
+
+    model = FullySharded(module, communicator, units=module.blocks, param_dtype=torch.bfloat16)
+    optimizer = torch.optim.AdamW(model.parameters())     # of shards
+    loss_of(model(inputs)).backward()                     # each shard's .grad is now the mean of all ranks
+    model.clip_grad_norm_(1.0)
+    optimizer.step()
+
+A *unit* is a module whose parameters are gathered and reduced together. What happens to one with K bytes of parameters:
+
+| | on the main thread | meanwhile, on the communication thread |
+| --- | --- | --- |
+| forward | wait for the unit; its work; let go of it | all-gather of the next unit |
+| backward | wait for the unit; its work; let go of it | all-gather of the one before, reduce-scatter of the one after |
+
+Each of these collectives sends (N − 1)/N · K. Between two steps a rank holds an N-th of parameters, gradients and
+optimizer state; within one, at most two whole units.
+
+Sources: Rajbhandari et al. (2020), "ZeRO: memory optimizations toward training trillion parameter models", section 5;
+Zhao et al. (2023), "PyTorch FSDP: experiences on scaling fully sharded data parallel", sections 3 and 4;
+`torch.distributed.fsdp.fully_shard`, whose rules are these unless a docstring says otherwise.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor, wait
+from functools import partial
+from typing import Any, NamedTuple, Self
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from torch.autograd.graph import register_multi_grad_hook
+from torch.utils._pytree import tree_flatten, tree_map
+
+from workshop_utils.comm.communicator import Communicator, as_array
+from workshop_utils.comm.ring import ring_all_gather, ring_all_reduce, ring_reduce_scatter
+from workshop_utils.parallel import data
+
+ALIGNMENT = 16  # bytes; of the largest number there is, complex128
+
+
+class Event(NamedTuple):
+    """What the communication thread did for a unit: `kind` is "gather" or "reduce"; seconds of `communicator.now`."""
+
+    kind: str
+    unit: str
+    start: float
+    end: float
+
+
+class ShardedParameter:
+    """A parameter of which this rank keeps the `shard`, some of its rows, and now and then has the `whole`.
+
+    Rows are cut as torch.chunk cuts them: ⌈rows / N⌉ to each rank while there are some, so the last ones may get fewer,
+    or none. Both are parameters; one of them stands in the module.
+
+    Attributes:
+        rows: of a full shard; `width` is how many numbers it has.
+        padded: the memory of `whole`, (N, width), in the dtype in which the unit computes.
+    """
+
+    def __init__(
+        self, parameter: nn.Parameter, communicator: Communicator, dtype: torch.dtype | None
+    ) -> None:
+        self._rank, self.shape = communicator.rank, parameter.shape
+        self.rows = max(1, -(-len(parameter) // communicator.size))
+        self.width = self.rows * parameter[:1].numel()
+        self.shard = nn.Parameter(self.cut(parameter), parameter.requires_grad)
+        dtype = dtype if dtype is not None and parameter.is_floating_point() else parameter.dtype
+        self.padded = torch.empty(communicator.size, self.width, dtype=dtype)
+        # Of `data`, so that filling the memory again is no change that autograd would complain about.
+        self.whole = nn.Parameter(self.of_rows(self.padded.data), parameter.requires_grad)
+
+    def cut(self, whole: Tensor) -> Tensor:
+        """A copy of this rank's rows of a tensor that has all of them."""
+        start = self._rank * self.rows
+        return whole.detach()[start : start + self.rows].clone(memory_format=torch.contiguous_format)
+
+    def of_rows(self, padded: Tensor) -> Tensor:
+        """(N, width) as a tensor of the parameter's shape, without padding."""
+        return padded.view(-1)[: self.shape.numel()].view(self.shape)
+
+    def resize(self, nbytes: int) -> None:
+        """Let the whole parameter have its memory, or none."""
+        self.padded.untyped_storage().resize_(nbytes)
+
+
+class Unit:
+    """What is gathered and reduced together."""
+
+    def __init__(self, name: str, keeps: bool) -> None:
+        self.name, self.keeps = name, keeps
+        self.parameters: list[ShardedParameter] = []
+        self.places: list[tuple[nn.Module, str, ShardedParameter]] = []
+        self.gathering: Future[None] | None = None  # None while whole parameters have no memory
+        self.is_kept = False  # for the backward pass
+        self.in_backward = False
+
+    @property
+    def trainable(self) -> list[ShardedParameter]:
+        """Those whose gradients are reduced."""
+        return [each for each in self.parameters if each.whole.requires_grad]
+
+    def register(self, whole: bool) -> None:
+        """Put whole parameters, or shards, where the module looks for them."""
+        for module, name, each in self.places:
+            setattr(module, name, each.whole if whole else each.shard)
+
+    def shrink(self) -> None:
+        """Let go of all whole parameters."""
+        self.gathering, self.is_kept, self.in_backward = None, False, False
+        self.register(whole=False)
+        for each in self.parameters:
+            each.resize(0)
+
+
+class FullySharded(nn.Module):
+    """Shards parameters, gradients and thereby the optimizer's state; computes what one process would.
+
+    Outside its unit's pass `weight` of a layer is this rank's shard, and so are `.grad` and what `state_dict` has under
+    that name, in the dtype that the parameter had. Optimizers must therefore treat every number by itself, as AdamW
+    does and Muon does not. `backward` leaves mean gradients, on top of those that were there.
+
+    Parameters that no unit has alone, such as tied ones of two units, belong to the whole module, which is a unit, too:
+    it is gathered first, and let go last. Parameters become rank 0's, and so do buffers, at the start. One without
+    rows, a scalar, is replicated.
+
+    Ranks communicate in the order in which their passes go, so all must go through the same units. Use it as a context
+    manager, or call `close` in the end, which ends the thread.
+
+    Args:
+        module: on the CPU; of the same structure on all ranks.
+        communicator: of these ranks. While a pass is under way, nobody else may use it.
+        units: modules within `module`; its children if None. One within another is held beside it.
+        ignored: parameters, and modules with all of theirs, that stay replicated; their gradients are all-reduced.
+        param_dtype: in which units get their inputs, compute, and travel; each parameter's own if None.
+        reduce_dtype: in which gradients travel and are added; each parameter's own if None. FSDP2's None is
+            `param_dtype`.
+        reshard_after_forward: whether units are let go after the forward pass. If not, they are gathered once a step,
+            as in ZeRO-2. The whole module's own parameters always are: the backward pass begins with them.
+        prefetch: whether to gather the next unit during the work of this one: in forward passes the one that came next
+            last time, in backward passes the one before.
+
+    Attributes:
+        events: set to [] to record events.
+
+    Raises:
+        ValueError: if a unit is not in `module`, or gradients cannot be added in their dtype.
+        UnusedParameters: from `backward`, if only some parameters got a gradient.
+        CommunicationError: from both passes, if the others cannot be reached, or do something else.
+    """
+
+    def __init__(
+        self,
+        module: nn.Module,
+        communicator: Communicator,
+        *,
+        units: Iterable[nn.Module] | None = None,
+        ignored: Iterable[nn.Parameter | nn.Module] = (),
+        param_dtype: torch.dtype | None = None,
+        reduce_dtype: torch.dtype | None = None,
+        reshard_after_forward: bool = True,
+        prefetch: bool = True,
+    ) -> None:
+        super().__init__()
+        self.module, self.communicator = module, communicator
+        self.events: list[Event] | None = None
+        self._param_dtype, self._reduce_dtype, self._prefetches = param_dtype, reduce_dtype, prefetch
+        data.broadcast_from_first(communicator, itertools.chain(module.parameters(), module.buffers()))
+        names = {each: name for name, each in module.named_modules()}
+        by_module = {module: Unit("", keeps=True)}
+        for each in module.children() if units is None else units:
+            if each not in names:
+                raise ValueError(f"units has a {type(each).__name__} that is not within the module")
+            by_module.setdefault(each, Unit(names[each], keeps=not reshard_after_forward))
+        self._units, self._root = list(by_module.values()), by_module[module]
+        self._replicated = {p for p in module.parameters() if p.dim() == 0}
+        for one in ignored:
+            self._replicated |= {one} if isinstance(one, nn.Parameter) else set(one.parameters())
+        self._names: dict[nn.Parameter, str] = {}  # of those that get gradients
+        self._sharded: dict[str, ShardedParameter] = {}
+        self._shard_parameters(by_module)
+        self._came: set[nn.Parameter] = set()  # whole or replicated ones whose gradients are there
+        self._began: list[Unit] = []  # in the order in which this forward pass came to them, or the last one
+        self._began_before: list[Unit] = []  # in that of the one before
+        self._ended: list[Unit] = []  # in the order in which it was done with them: a backward pass goes back
+        self._in_backward = False
+        self._reducing: Future[None] | None = None
+        self._failure: Exception | None = None
+        self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="workshop-sharded")
+
+    def _shard_parameters(self, units: dict[nn.Module, Unit]) -> None:
+        names: dict[nn.Parameter, list[str]] = {}
+        for name, parameter in self.module.named_parameters(remove_duplicate=False):
+            names.setdefault(parameter, []).append(name)
+        holders: dict[nn.Parameter, set[nn.Module]] = {}
+        places: dict[nn.Parameter, dict[tuple[nn.Module, str], None]] = {}
+        for module, holder in within(self.module, self.module, units):
+            for name, parameter in module.named_parameters(recurse=False):
+                holders.setdefault(parameter, set()).add(holder)
+                places.setdefault(parameter, {})[module, name] = None
+        for parameter in names:
+            dtype = self._reduce_dtype or parameter.dtype
+            if parameter.requires_grad and dtype not in (torch.float16, torch.float32, torch.float64):
+                right = "reduce_dtype must be one in which NumPy adds, such as torch.float32"
+                raise ValueError(f"gradients of {names[parameter][0]} would be added in {dtype}; {right}")
+            if parameter in self._replicated:
+                self._expect(parameter, names[parameter][0], None)
+                continue
+            unit = units[holders[parameter].pop() if len(holders[parameter]) == 1 else self.module]
+            sharded = ShardedParameter(parameter, self.communicator, self._param_dtype)
+            self._sharded |= dict.fromkeys(names[parameter], sharded)
+            self._expect(sharded.whole, names[parameter][0], unit)
+            unit.parameters.append(sharded)
+            unit.places += [(*place, sharded) for place in places[parameter]]
+        for module, unit in units.items():
+            # By size, so that each is aligned where all are laid end to end.
+            unit.parameters.sort(key=lambda each: -each.padded.itemsize)
+            unit.shrink()
+            module.register_forward_pre_hook(partial(self._before_forward, unit), with_kwargs=True)
+            module.register_forward_hook(partial(self._after_forward, unit), always_call=True)
+
+    def _expect(self, parameter: nn.Parameter, name: str, unit: Unit | None) -> None:
+        if parameter.requires_grad:
+            self._names[parameter] = name
+            parameter.register_post_accumulate_grad_hook(partial(self._on_gradient, unit))
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        """The module's own forward pass."""
+        return self.module(*args, **kwargs)
+
+    def full_state_dict(self) -> dict[str, Tensor]:
+        """The state of `module` by name, with whole parameters; all ranks call it together."""
+        state: dict[str, Tensor] = self.module.state_dict()
+        for name, each in self._sharded.items():
+            padded = torch.empty(self.communicator.size, each.width, dtype=each.shard.dtype)
+            gather_rows(self.communicator, [each.shard.detach()], [padded])
+            state[name] = each.of_rows(padded)
+        return state
+
+    def load_full_state_dict(self, state: Mapping[str, Tensor]) -> None:
+        """Take this rank's rows from a state with whole parameters.
+
+        Raises:
+            ValueError: if a parameter has another shape.
+            RuntimeError: if names are missing, or there are others.
+        """
+        mine = dict(state)
+        for name, each in self._sharded.items():
+            if name in state:
+                if state[name].shape != each.shape:
+                    raise ValueError(f"{name} is {tuple(state[name].shape)}; it must be {tuple(each.shape)}")
+                mine[name] = each.cut(state[name])
+        self.module.load_state_dict(mine)
+
+    def clip_grad_norm_(self, max_norm: float) -> float:
+        """Scale all gradients so that their norm is at most `max_norm`; returns what it was. All ranks call it.
+
+        It is the norm over all ranks' shards, with replicated parameters once: PyTorch's function of this name would
+        take each rank's own.
+        """
+        gradients = [
+            p.grad for p in self.module.parameters() if p.grad is not None and p not in self._replicated
+        ]
+        replicated = [p.grad for p in self._replicated if p.grad is not None]
+        square = np.array([sum(each.double().square().sum().item() for each in gradients)])
+        ring_all_reduce(self.communicator, square)
+        norm = math.sqrt(square[0] + sum(each.double().square().sum().item() for each in replicated))
+        for each in gradients + replicated:
+            each.mul_(min(1.0, max_norm / (norm + 1e-6)))  # as PyTorch's
+        return norm
+
+    def close(self) -> None:
+        """End the thread. Safe to call twice."""
+        self._thread.shutdown(cancel_futures=True)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    # Both passes, on the main thread.
+
+    def _before_forward(self, unit: Unit, _: nn.Module, *given: Any) -> Any:
+        in_backward = torch._C._current_graph_task_id() != -1  # called again, for a checkpoint
+        if unit is self._root and not in_backward:
+            self._reset()
+            self._began_before, self._began, self._ended = self._began, [], []
+        is_again = in_backward and unit.in_backward
+        if not is_again:
+            self._enter(unit)
+        if not in_backward and unit.parameters:
+            self._began.append(unit)
+            place = len(self._began)
+            if self._began_before[place - 1 : place] == [unit]:
+                self._prefetch(self._began_before[place : place + 1])
+        inputs: list[Tensor] = []
+
+        def take_in(value: Any) -> Any:
+            if not isinstance(value, Tensor) or not value.is_floating_point():
+                return value
+            value = value if self._param_dtype is None else value.to(self._param_dtype)
+            if is_again or not (value.requires_grad and torch.is_grad_enabled()):
+                return value
+            inputs.append(
+                value.view_as(value)
+            )  # its gradient is the last that this unit's backward pass gives
+            return inputs[-1]
+
+        given = tree_map(take_in, given)
+        if inputs:
+            register_multi_grad_hook(inputs, lambda _: self._free(unit))
+        return given
+
+    def _after_forward(self, unit: Unit, _: nn.Module, __: Any, output: Any) -> None:
+        if unit.in_backward and torch._C._current_graph_task_id() != -1:
+            return
+        tensors = [each for each in tree_flatten(output)[0] if isinstance(each, Tensor)]
+        awaited = [each for each in tensors if each.requires_grad and torch.is_grad_enabled()]
+        for tensor in awaited:
+            hook_first(tensor, partial(self._before_backward, unit))
+        if unit.parameters:
+            self._ended.append(unit)
+        unit.is_kept = unit.keeps and bool(awaited)
+        unit.register(whole=False)
+        for each in self._units if unit is self._root else [unit]:
+            if not each.is_kept:
+                self._free(each)
+
+    def _before_backward(self, unit: Unit, _: Tensor) -> None:
+        if not self._in_backward:
+            self._in_backward = True
+            torch.autograd.Variable._execution_engine.queue_callback(self._end_backward)
+        if not unit.in_backward:  # else another of its outputs came first
+            self._enter(unit)
+            unit.in_backward = True
+            while unit in self._ended and self._ended.pop() is not unit:
+                pass
+            self._prefetch(self._ended[-1:])
+
+    def _on_gradient(self, unit: Unit | None, parameter: Any) -> None:
+        self._came.add(parameter)
+        if unit is not None and all(each.whole in self._came for each in unit.trainable):
+            if self._reducing is not None:
+                self._reducing.result()  # so that the gradients of two units are held at most
+            self._reducing = self._submit("reduce", unit.name, self._reduce, self._pack(unit))
+
+    def _end_backward(self) -> None:
+        came, reducing = self._came, self._reducing
+        self._reset()
+        if came:
+            data.refuse_unused(
+                [name for each, name in self._names.items() if each not in came], self.communicator
+            )
+        if reducing is not None:
+            reducing.result()
+        if replicated := [each for each in self._names if each in self._replicated and each in came]:
+            self._submit("reduce", "replicated", self._all_reduce, replicated).result()
+
+    def _reset(self) -> None:
+        """Be between two passes, also where one has failed."""
+        self._came, self._reducing, self._in_backward = set(), None, False
+        for unit in self._units:
+            self._free(unit)
+            for each in unit.trainable:
+                each.whole.grad = None
+
+    def _enter(self, unit: Unit) -> None:
+        """Have whole parameters, from now on where the module looks for them."""
+        if unit.parameters:
+            self._start_gather(unit).result()
+            unit.register(whole=True)
+
+    def _prefetch(self, units: list[Unit]) -> None:
+        for unit in units if self._prefetches else ():
+            self._start_gather(unit)
+
+    def _start_gather(self, unit: Unit) -> Future[None]:
+        if unit.gathering is None:
+            unit.gathering = self._submit("gather", unit.name, self._gather, unit)
+        return unit.gathering
+
+    def _free(self, unit: Unit) -> None:
+        if unit.gathering is not None:
+            wait([unit.gathering])
+            unit.shrink()
+
+    # What it communicates, on the second thread.
+
+    def _submit(self, kind: str, unit: str, job: Callable[[Any], None], argument: Any) -> Future[None]:
+        return self._thread.submit(self._run, kind, unit, job, argument)
+
+    def _run(self, kind: str, unit: str, job: Callable[[Any], None], argument: Any) -> None:
+        """Do a job, unless one before it has failed."""
+        if self._failure is not None:
+            raise self._failure
+        start = self.communicator.now()
+        try:
+            with torch.no_grad():
+                job(argument)
+        except Exception as failure:
+            self._failure = failure
+            raise
+        if self.events is not None:
+            self.events.append(Event(kind, unit, start, self.communicator.now()))
+
+    def _gather(self, unit: Unit) -> None:
+        for each in unit.parameters:
+            each.resize(each.padded.nbytes)
+        shards, padded = [each.shard for each in unit.parameters], [each.padded for each in unit.parameters]
+        gather_rows(self.communicator, shards, padded)
+
+    def _pack(self, unit: Unit) -> list[tuple[Tensor, list[ShardedParameter]]]:
+        """Gradients laid end to end, in the order of ranks, for each dtype in which they are reduced."""
+        groups: dict[torch.dtype, list[ShardedParameter]] = {}
+        for each in unit.trainable:
+            groups.setdefault(self._reduce_dtype or each.shard.dtype, []).append(each)
+        size, packed = self.communicator.size, []
+        for dtype, group in groups.items():
+            vectors = torch.zeros(size, sum(each.width for each in group), dtype=dtype)
+            for each, columns in zip(
+                group, vectors.split([each.width for each in group], dim=1), strict=True
+            ):
+                gradient, each.whole.grad = each.whole.grad, None
+                if gradient is not None:  # else it came twice, as in a checkpoint of the older kind
+                    for rank, rows in enumerate(gradient.split(each.rows)):
+                        columns[place_of(rank, size), : rows.numel()] = rows.reshape(-1)
+            packed.append((vectors, group))
+        return packed
+
+    def _reduce(self, packed: list[tuple[Tensor, list[ShardedParameter]]]) -> None:
+        for vectors, group in packed:
+            ring_reduce_scatter(self.communicator, as_array(vectors).reshape(-1), "mean")
+            mine = vectors[
+                place_of(self.communicator.rank, len(vectors))
+            ].clone()  # so that the others can go
+            for each, gradient in zip(group, mine.split([each.width for each in group]), strict=True):
+                gradient = gradient[: each.shard.numel()].view(each.shard.shape).to(each.shard.dtype)
+                each.shard.grad = gradient if each.shard.grad is None else each.shard.grad.add_(gradient)
+
+    def _all_reduce(self, parameters: list[nn.Parameter]) -> None:
+        groups: dict[torch.dtype, list[nn.Parameter]] = {}
+        for each in parameters:
+            groups.setdefault(self._reduce_dtype or each.dtype, []).append(each)
+        for dtype, group in groups.items():
+            gradients = [each.grad for each in group if each.grad is not None]
+            vector = torch.cat([gradient.reshape(-1).to(dtype) for gradient in gradients])
+            ring_all_reduce(self.communicator, as_array(vector), "mean")
+            for gradient, mean in zip(gradients, data.views(vector, group).values(), strict=True):
+                gradient.copy_(mean)
+
+
+def within(
+    module: nn.Module, unit: nn.Module, units: Mapping[nn.Module, Any]
+) -> Iterator[tuple[nn.Module, nn.Module]]:
+    """`module` and all modules in it, by each way that leads there, with the innermost of `units` around them."""
+    unit = module if module in units else unit
+    yield module, unit
+    for child in module.children():
+        yield from within(child, unit, units)
+
+
+def place_of(rank: int, size: int) -> int:
+    """Where a ring leaves this rank's chunk."""
+    return (rank + 1) % size
+
+
+def gather_rows(communicator: Communicator, shards: Sequence[Tensor], padded: list[Tensor]) -> None:
+    """Fill each of `padded`, (N, width), with all ranks' shards of it, in one all-gather of bytes."""
+    widths = [each[0].nbytes for each in padded]
+    rest = -sum(widths) % ALIGNMENT
+    packed = torch.empty(communicator.size, sum(widths) + rest, dtype=torch.uint8)
+    parts = [
+        part.view(each.dtype)
+        for part, each in zip(packed.split([*widths, rest], dim=1)[:-1], padded, strict=True)
+    ]
+    for shard, part in zip(shards, parts, strict=True):
+        part[place_of(communicator.rank, communicator.size), : shard.numel()] = shard.view(-1)
+    ring_all_gather(communicator, as_array(packed).reshape(-1))
+    for part, each in zip(parts, padded, strict=True):
+        each[:-1], each[-1] = part[1:], part[0]
+
+
+def hook_first(tensor: Tensor, hook: Callable[[Tensor], None]) -> None:
+    """Call `hook` with the gradient of `tensor`, before hooks that are there already, which may take their time."""
+    earlier = list(tensor._backward_hooks or ())
+    tensor.register_hook(hook)
+    hooks: Any = tensor._backward_hooks
+    for each in earlier:
+        hooks[each] = hooks.pop(each)
