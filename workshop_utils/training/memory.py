@@ -42,8 +42,8 @@ def keep_freed_memory(keep: bool) -> None:
     """
     libc = ctypes.CDLL(None)
     if hasattr(libc, "mallopt"):
-        libc.mallopt(_MMAP_THRESHOLD, 2**25 if keep else 2**16)
-        libc.mallopt(_TRIM_THRESHOLD, 2**30 if keep else 2**16)
+        libc.mallopt(_MMAP_THRESHOLD, 2**25 if keep else 2**13)
+        libc.mallopt(_TRIM_THRESHOLD, 2**30 if keep else 2**13)
 
 
 def resident_nbytes() -> int:
