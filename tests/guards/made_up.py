@@ -60,3 +60,32 @@ def pushes(order, staleness=9, dropped=False, program="train", network="100Mbit"
     values = [(log, []), None, None, None, None]
     ranks = tuple(RankResult(rank, (), value, 1, 8, 1.6) for rank, value in enumerate(values))
     return Results(ranks, network, True, 2.0, program=program, links=Network.parse(network))
+
+
+def fetched(
+    without,
+    with_prefetch,
+    tokens=(32,),
+    network="50Mbit",
+    device="emulated devices, 600ms a step",
+    program="unit_steps",
+    ranks=3,
+    **arguments,
+):
+    """A run of lesson 07's `unit_steps`: the seconds of two steps without prefetch, and of two with it."""
+    both = {False: without, True: with_prefetch}
+    each = [
+        RankResult(
+            rank,
+            (),
+            {(batch, way): [(both[way] - 0.001 * rank, [])] * 2 for batch in tokens for way in both},
+            24,
+            8,
+            9.0,
+        )
+        for rank in range(ranks)
+    ]
+    links, asked = Network.parse(network) if network else None, {"tokens": list(tokens), **arguments}
+    return Results(
+        tuple(each), network, True, 9.0, device=device, program=program, arguments=asked, links=links
+    )

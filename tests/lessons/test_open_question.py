@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from workshop_utils.comm.halving_doubling import halving_doubling_all_reduce
-from workshop_utils.lessons.checks import Wrong, refuse, ring
+from workshop_utils.lessons.checks import Wrong, pytorch, refuse, ring
 from workshop_utils.lessons.checks.open_question import OpenQuestion, Simulated, runs_of
 from workshop_utils.network import Network
 from workshop_utils.ranks.results import RankResult, Results
@@ -75,11 +75,13 @@ def test_a_measurement_that_counts_nothing_may_be_any_number():
     assert OpenQuestion("times", "Racks share one way.", (1, 20))(2, 2.7, WHY).state == "answered"
 
 
-def run(*values, program="step", network=None, **arguments):
+def run(*values, program="step", network=None, device=None, **arguments):
     """What `on_ranks` would have returned, a value a rank."""
     ranks = [RankResult(rank, (), value, 1, 8, 0.25) for rank, value in enumerate(values)]
     links = Network.parse(network) if network else None
-    return Results(tuple(ranks), None, True, 0.5, program=program, arguments=arguments, links=links)
+    return Results(
+        tuple(ranks), None, True, 0.5, device=device, program=program, arguments=arguments, links=links
+    )
 
 
 def shortest(results):
@@ -135,6 +137,12 @@ def test_runs_may_be_on_several_networks():
         runs_of(STEPS, "step", network=("10Mbit", "20Mbit"))
 
 
+def test_full_speed_may_be_one_of_several_networks():
+    assert len(runs_of([*STEPS, run(0.1)], "step", network=("100Mbit", None))) == 4
+    with pytest.raises(Wrong, match="it must be at 10Mbit each way for each process or full speed"):
+        runs_of(STEPS, "step", network=("10Mbit", None))
+
+
 def test_a_simulated_number_is_not_called_measured():
     asked = OpenQuestion("times", "Racks share one way.", (1, 20), measure=Simulated)
     assert "you predicted 2 times and simulated 2.714, 1.36 times what" in asked(2, 2.714, WHY).text
@@ -169,3 +177,17 @@ def test_racks_are_simulated_where_the_machine_has_none(monkeypatch):
         monkeypatch.setattr(Network, "in_namespaces", has_racks)
         verdict = ring.across_racks(2, results, WHY)
         assert (verdict.state, says in verdict.text) == (state, True), verdict
+
+
+def test_what_prefetch_gains_is_that_of_a_run_whose_largest_batch_lasts_the_device_s_time(monkeypatch):
+    monkeypatch.setattr(pytorch, "availability", lambda: "root")
+
+    def steps(without, fetched):
+        pairs = ((False, without), (True, fetched))
+        small = {(16, way): [(0.7, [])] for way, _ in pairs}
+        return small | {(32, way): [(each, []) for each in seconds] for way, seconds in pairs}
+
+    ranks = steps((1.5, 1.6), (1.1, 1.2)), steps((1.7, 1.6), (1.0, 1.3)), steps((1.6, 1.65), (1.05, 1.0))
+    asked = {"program": "unit_steps", "network": "50Mbit", "device": "emulated devices, 600ms a step"}
+    verdict = pytorch.prefetch_gain(1.5, [run(*ranks, tokens=(16, 32), **asked)], WHY)
+    assert "predicted 1.5 times and measured 1.5, as predicted" in verdict.text

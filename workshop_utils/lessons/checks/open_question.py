@@ -132,7 +132,7 @@ def measured(measure: Callable[[Any], float]) -> OpenQuestion:
 
 
 def runs_of(
-    results: Any, program: str, ranks: int | None = None, network: str | Sequence[str] | None = None
+    results: Any, program: str, ranks: int | None = None, network: str | Sequence[str | None] | None = None
 ) -> list[Results]:
     """All runs in `results`, which is one or a list or dictionary of them, at any depth.
 
@@ -140,7 +140,7 @@ def runs_of(
         results: what the learner gives.
         program: the name of the function that they must have called.
         ranks: on how many ranks; None if that varies.
-        network: over which links, or over one of which, as `on_ranks` takes them; None at full speed.
+        network: over which links, or over one of which, as `on_ranks` takes them; None is full speed.
 
     Raises:
         NotYet: if there are none.
@@ -149,15 +149,16 @@ def runs_of(
     runs = [*_flat(results)]
     if not runs:
         raise NotYet("`results` is empty: give what your runs returned.")
-    asked = [Network.parse(each) for each in ([network] if isinstance(network, str) else network or ())]
+    several = [network] if isinstance(network, str | None) else network
+    asked = [Network.parse(each) if each else None for each in several]
     for run in runs:
         of = f"`{run.program}`" if run.program else "a cell"
         refuse(run.program != program, f"`results` has a run of {of}; it must be of `{program}`.")
         given = number_of(len(run), "rank")
         refuse(ranks not in (None, len(run)), f"`results` has a run on {given}; it must be on {ranks}.")
-        over, wanted = str(run.links or "full speed"), " or ".join(map(str, asked)) or "full speed"
-        is_asked = _link(run.links) in ([_link(each) for each in asked] or [None])
-        refuse(not is_asked, f"`results` has a run at {over}; it must be at {wanted}.")
+        over, *wanted = (str(each or "full speed") for each in (run.links, *asked))
+        is_asked = _link(run.links) in map(_link, asked)
+        refuse(not is_asked, f"`results` has a run at {over}; it must be at {' or '.join(wanted)}.")
     return runs
 
 

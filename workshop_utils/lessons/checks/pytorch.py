@@ -5,15 +5,27 @@ from __future__ import annotations
 import contextlib
 import itertools
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 from unittest import mock
 
-from workshop_utils.lessons.checks import NotYet, Wrong, exercise, mistakes, number_of, refuse, result_of
+from workshop_utils.lessons.checks import (
+    NotYet,
+    Wrong,
+    exercise,
+    listed,
+    mistakes,
+    number_of,
+    refuse,
+    result_of,
+)
 from workshop_utils.lessons.checks.cuts import Parts, all_parts, first_difference
-from workshop_utils.lessons.checks.open_question import question
+from workshop_utils.lessons.checks.open_question import measured, question, runs_of
 from workshop_utils.lessons.checks.processes import values_on_ranks
+from workshop_utils.network import availability
+from workshop_utils.network.devices import EmulatedDevice
+from workshop_utils.ranks.results import Results
 from workshop_utils.training.tcp_bytes import count_bytes
 
 # Data parallelism from hooks: ranks, and the parts of a rank's batch.
@@ -25,8 +37,49 @@ PASSES = 1.75
 WIDTHS = (48, 64, 64, 48)
 NUMBERS = sum((inputs + 1) * outputs for inputs, outputs in itertools.pairwise(WIDTHS))
 STEPS = 3
+TOKENS = 32  # of the open question on prefetch
 
 no_sync_gain = question(__name__, "no_sync_gain")
+
+
+@measured
+def prefetch_gain(results: Any) -> float:
+    """How many times as long a step takes without prefetch as with it, of 32 tokens behind 50 Mbit/s.
+
+    `results` are runs of `unit_steps`, whose ranks return by tokens and prefetch the seconds of each step and its
+    pieces; of each kind the fastest step counts, as long as its slowest rank takes.
+    """
+    right = {"units": 5, "width": 384}
+    seconds = {False: math.inf, True: math.inf}  # by whether it prefetches
+    for run in _runs(results, "unit_steps", "600ms", "50Mbit", right, **right):
+        tokens = sorted({batch for batch, _ in run.values[0]})
+        refuse(tokens[-1:] != [TOKENS], f"`tokens` are {listed(tokens)}; the largest must be {TOKENS}.")
+        for prefetch in seconds:
+            steps = zip(*(rank[TOKENS, prefetch] for rank in run.values), strict=True)
+            seconds[prefetch] = min(seconds[prefetch], *(max(each for each, _ in step) for step in steps))
+    return _ratio(seconds[False], seconds[True], 0.6)
+
+
+def _runs(
+    results: Any, program: str, device: str, network: str, right: Mapping[str, Any], **defaults: Any
+) -> list[Results]:
+    """The runs of `program` on three devices with the arguments `right`; at full speed where no link can be slow."""
+    links = (network, None) if availability() == "none" else network
+    runs, wanted = runs_of(results, program, 3, links), str(EmulatedDevice(seconds=device))
+    for run in runs:
+        over = f"a run on {run.device or 'no emulated device'}"
+        refuse(run.device != wanted, f"`results` has {over}; it must be on {wanted}.")
+        for name, value in right.items():
+            given = {**defaults, **run.arguments}.get(name, "not given")
+            refuse(given != value, f"`{name}` is {given}; it must be {value}.")
+    return runs
+
+
+def _ratio(longer: float, shorter: float, least: float) -> float:
+    """Of two steps' seconds. Raises Wrong where one is shorter than `least`, its device's."""
+    short = f"`results` has a step of {min(longer, shorter):.2f} s; its device alone needs {least:.2f} s"
+    refuse(not min(longer, shorter) > 0.95 * least, f"{short}.")
+    return longer / shorter
 
 
 class _Work:
