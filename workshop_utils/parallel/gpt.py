@@ -14,6 +14,7 @@ import copy
 import math
 import weakref
 from collections import Counter
+from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any, Self
@@ -147,14 +148,26 @@ class GPT(nn.Module):
         self.sizes = sizes
         blocks = [Block(sizes) for _ in range(sizes.layers)]
         self.layers = nn.Sequential(Embedding(sizes), *blocks, Head(sizes))
-        generator = torch.Generator().manual_seed(seed)
-        for name, parameter in self.named_parameters():
-            if "norm" not in name and parameter.dim() == 2:
-                # GPT-2's 0.02 is that of a width of 768; sums of fewer terms need larger ones.
-                nn.init.normal_(parameter, std=0.02 * math.sqrt(768 / sizes.width), generator=generator)
-            elif name.endswith("bias"):
-                nn.init.zeros_(parameter)
+        if not next(self.parameters()).is_meta:  # one made under torch.device("meta") has no memory yet
+            for parameter, value in self.initial_values(seed):
+                parameter.data.copy_(value)
         self.to(dtype)
+
+    def initial_values(self, seed: int) -> Iterator[tuple[nn.Parameter, Tensor]]:
+        """Each parameter, with the whole value that it has at first: on the CPU, one after the other.
+
+        A rank that holds shards alone can so draw what one process would, in memory for a single parameter.
+        """
+        generator = torch.Generator().manual_seed(seed)
+        # GPT-2's 0.02 is that of a width of 768; sums of fewer terms need larger ones.
+        deviation = 0.02 * math.sqrt(768 / self.sizes.width)
+        for name, parameter in self.named_parameters():
+            value = torch.zeros(parameter.shape, device="cpu")
+            if value.dim() == 2:
+                value.normal_(std=deviation, generator=generator)
+            elif name.endswith("weight"):  # of a norm
+                value.fill_(1)
+            yield parameter, value
 
     def forward(self, tokens: Tensor) -> Tensor:
         """Logits (batch, sequence, vocabulary) of the byte that follows each of `tokens`."""
