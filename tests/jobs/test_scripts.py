@@ -12,7 +12,7 @@ from launching import JOBS, MPI
 
 from workshop_utils.jobs import TrainingJob, imports
 from workshop_utils.launchers.source import shipped
-from workshop_utils.strategies import MPI_FOLDERS, strategy_of
+from workshop_utils.strategies import MPI_FOLDERS
 from workshop_utils.training import data
 
 pytestmark = pytest.mark.processes
@@ -24,6 +24,7 @@ PROGRAMS = Path(sys.prefix) / "bin"  # torchrun, horovodrun and mpirun of this e
 FRAMEWORKS = {
     "digits_ring": {"mpi4py", "numpy"},
     "mnist_torch_ddp": {"torch"},
+    "gpt_fsdp": {"torch"},
     "mnist_horovod": {"horovod", "torch"},
     "mnist_tensorflow": {"tensorflow", "numpy"},
 }
@@ -99,9 +100,8 @@ def test_a_script_imports_nothing_of_this_package_but_what_travels_with_it(scrip
     ours = modules.pop("workshop_utils", set())
     ours |= {module.split(".")[1] for module in modules if module.startswith("workshop_utils.")}
     ours |= modules.get("workshop_utils.training", set())
-    uses_comm = strategy_of(TrainingJob.load(script.parent)).uses_comm
-    travels = {"place", "training", "checkpoints", "profiler", "tf_cluster"}
-    assert ours <= travels | ({"comm", "parallel"} if uses_comm else set())
+    parts = [Path(name).with_suffix("").parts for name in shipped(TrainingJob.load(script.parent))]
+    assert ours <= {part for path in parts for part in path}
     others = imports.packages(modules) - {"workshop_utils"} - set(sys.stdlib_module_names)
     assert others <= FRAMEWORKS.get(script.parent.name, others)
 

@@ -1,0 +1,349 @@
+"""Train a GPT by FSDP2: the script to copy for a transformer that does not fit into one GPU with its optimizer.
+
+    torchrun --standalone --nproc-per-node 8 train.py --steps 1000         # or: workshop launch jobs/gpt_fsdp
+
+- `build`: the model is made on the meta device, split block by block, and only then given memory and values. With
+  `--replicas` (HSDP) neighbouring ranks share a copy of it: parameters stay within a machine, gradients alone cross.
+- `take_step`: accumulation, clipping, AdamW. The weights that are kept are float32; in bfloat16, the default on a GPU
+  that has it, they travel and layers compute. Gradients are added up in float32.
+- `validate`: the loss of text that no step has seen, each window of it counted once.
+- `Checkpoints`: each rank writes its shards while the next steps are taken (torch.distributed.checkpoint). A run that
+  was killed goes on from the newest checkpoint that is whole: on as many CPUs to the very bits, on any other number of
+  ranks up to rounding, since a step's batch, `--batch-size` sequences of all ranks together, depends on the step alone.
+  All ranks must reach the folder, so it is refused unless the machines share it. Several instances of SageMaker do not:
+  there, `--checkpoint-steps 0`.
+
+The text is Python's own manual, byte by byte. For yours, replace `manual` and `batch_of`; for your model, `GPT`, its
+blocks in `build`, and `initial_values`.
+"""
+
+import argparse
+import dataclasses
+import functools
+import json
+import math
+import os
+import shutil
+import sys
+import time
+import zlib
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+import torch.distributed.checkpoint as dcp
+
+# What mnist_torch_ddp says of this import holds here too: later, it would keep the group's threads alive.
+import torch.distributed.nn
+from torch import Tensor, nn
+from torch.distributed.checkpoint import state_dict as states
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
+from torch.distributed.tensor import DTensor, distribute_tensor
+from torch.utils.checkpoint import checkpoint
+
+from workshop_utils import place
+from workshop_utils.parallel.gpt import GPT, GPTSizes, batch_of, cross_entropy, manual
+from workshop_utils.training.checkpoints import OtherRun, Settings, refuse_other_run
+from workshop_utils.training.profiler import profile
+from workshop_utils.training.tcp_bytes import count_bytes
+
+KEPT = 2  # checkpoints in the folder
+HELD_OUT = 0.1  # of the text, at its end
+# Options that change no step, or its rounding alone.
+TECHNICAL = {"replicas", "accumulate", "compile", "recompute"}
+TECHNICAL |= {"validation_steps", "checkpoint_steps", "profile_steps"}
+
+
+def options() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__, allow_abbrev=False)
+    add = functools.partial(parser.add_argument, type=int)
+    add("--steps", default=200)
+    add("--batch-size", default=32, help="sequences in a step, of all ranks together")
+    add("--accumulate", default=1, help="forward passes of a rank that share a step")
+    add("--replicas", default=1, help="copies of the model, each split among its part of the ranks (HSDP)")
+    for name in ("layers", "width", "heads", "sequence"):
+        add(f"--{name}", default=getattr(GPTSizes(), name))
+    add("--learning-rate", type=float, default=3e-3, help="at its highest")
+    add("--warmup-steps", default=20, help="in which it rises; then it falls to 0, as half a cosine")
+    add("--weight-decay", type=float, default=0.1, help="of matrices")
+    add("--clip-norm", type=float, default=1.0, help="limit of the gradient's norm; 0: none")
+    add("--dtype", type=str, choices=["auto", "float32", "bfloat16"], default="auto")
+    add("--compile", choices=(0, 1), default=0, help="compile each block (torch.compile)")
+    add("--recompute", choices=(0, 1), default=0, help="compute blocks' activations again, to keep none")
+    add("--validation-steps", default=50, help="between two validations")
+    add("--checkpoint-steps", default=50, help="between two checkpoints; 0: none")
+    add("--profile-steps", default=0, help="steps in a trace; 0: no trace")
+    add("--seed", default=0)
+    given = parser.parse_args()
+    ones = dict.fromkeys(("steps", "batch_size", "accumulate", "replicas", "validation_steps"), 1)
+    for name, value in vars(given).items():
+        if not isinstance(value, str) and not ones.get(name, 0) <= value < math.inf:
+            parser.error(f"{name.replace('_', '-')} is {value}; it must be at least {ones.get(name, 0)}")
+    compilers = any(map(shutil.which, ("c++", "g++", "clang++")))
+    if given.compile and not torch.cuda.is_available() and not compilers:
+        parser.error("compile is 1, and here is no C++ compiler: install g++ or clang++, or leave it out")
+    return given
+
+
+def join(here: place.Place) -> torch.device:
+    """Meet the other ranks; returns the device of this one."""
+    if "MASTER_ADDR" not in os.environ:
+        sys.exit("MASTER_ADDR is not set; start this with torchrun, or with `workshop launch`")
+    device, backend, gpu = torch.device(here.device), "gloo", None
+    if device.type == "cuda":
+        torch.cuda.set_device(device)
+        backend, gpu = "cpu:gloo,cuda:nccl", device
+    dist.init_process_group(backend, device_id=gpu)
+    return device
+
+
+def build(given: argparse.Namespace, device: torch.device) -> Any:
+    """The model, of which this rank holds shards. It has the weights of one process, and was never whole anywhere."""
+    with torch.device("meta"):
+        model = GPT(GPTSizes(given.layers, given.width, given.heads, given.sequence))
+    shape = (given.replicas, dist.get_world_size() // given.replicas)
+    mesh = init_device_mesh(device.type, shape, mesh_dim_names=("replicate", "shard"))
+    if given.replicas == 1:
+        mesh = mesh["shard"]
+    policy = MixedPrecisionPolicy(getattr(torch, given.dtype), reduce_dtype=torch.float32)
+    for block in list(model.layers)[1:-1]:
+        if given.recompute:
+            block.forward = functools.partial(checkpoint, block.forward, use_reentrant=False)
+        if given.compile:
+            block.compile()
+        fully_shard(block, mesh=mesh, mp_policy=policy)
+    # What is in no block, embedding and head; their output, the logits, is float32.
+    fully_shard(model, mesh=mesh, mp_policy=dataclasses.replace(policy, output_dtype=torch.float32))
+    model.to_empty(device=device)
+    for parameter, value in model.initial_values(given.seed):
+        assert isinstance(parameter, DTensor)
+        # Each rank draws the same values, and keeps its shard: nothing is sent.
+        parameter.data.copy_(distribute_tensor(value, mesh, parameter.placements, src_data_rank=None))
+    return model
+
+
+def optimizer_of(model: nn.Module, given: argparse.Namespace) -> torch.optim.Optimizer:
+    """AdamW, made after the model was split. Matrices decay; biases and norms do not."""
+    matrices = [parameter for parameter in model.parameters() if parameter.dim() >= 2]
+    others = [parameter for parameter in model.parameters() if parameter.dim() < 2]
+    groups = [
+        {"params": matrices, "weight_decay": given.weight_decay},
+        {"params": others, "weight_decay": 0.0},
+    ]
+    return torch.optim.AdamW(groups, given.learning_rate, betas=(0.9, 0.95))
+
+
+def rate(step: int, given: argparse.Namespace) -> float:
+    """The learning rate of a step, from 1: a rise, then half a cosine (Loshchilov and Hutter 2017, equation 5)."""
+    if step <= given.warmup_steps:
+        return given.learning_rate * step / given.warmup_steps
+    part = (step - given.warmup_steps) / (given.steps - given.warmup_steps + 1)
+    return given.learning_rate * 0.5 * (1 + math.cos(math.pi * part))
+
+
+def take_step(
+    model: Any, optimizer: Any, batch: list[Tensor], given: argparse.Namespace
+) -> tuple[Tensor, Any]:
+    """Update the model; the loss of `batch`, this rank's share, and the norm of all ranks' mean gradient."""
+    total = torch.zeros((), device=batch[0].device)
+    parts = zip(*(each.chunk(given.accumulate) for each in batch), strict=True)
+    for number, (tokens, targets) in enumerate(parts, 1):
+        # Gradients stay whole on their rank, and are reduced with those of the last part.
+        model.set_requires_gradient_sync(number == given.accumulate)
+        loss = cross_entropy(model(tokens), targets) / given.accumulate
+        loss.backward()
+        total += loss.detach()
+    norm = nn.utils.clip_grad_norm_(model.parameters(), given.clip_norm or math.inf)
+    optimizer.step()
+    optimizer.zero_grad()
+    return total, norm
+
+
+def mean(loss: Tensor) -> float:
+    """The mean over all ranks. It waits for them and for the device, so not every step asks for it."""
+    dist.all_reduce(loss)
+    return loss.item() / dist.get_world_size()
+
+
+@torch.no_grad()
+def validate(model: nn.Module, text: Tensor, given: argparse.Namespace) -> float:
+    """Mean loss of `text`, a row of tokens, cut into windows that the ranks share out.
+
+    Ranks make equally many passes, since each pass gathers parameters. A rank that has no window left joins in with
+    one that does not count; a sampler would pad, and count it twice.
+    """
+    rank, size, most = dist.get_rank(), dist.get_world_size(), given.batch_size // dist.get_world_size()
+    windows = text.unfold(0, given.sequence + 1, given.sequence)  # so each target is asked for once
+    total = torch.zeros(2, dtype=torch.float64, device=text.device)  # of losses; how many they are
+    model.eval()
+    for start in range(0, math.ceil(len(windows) / size), most):
+        own = windows[rank::size][start : start + most]
+        rows = own if len(own) else windows[:1]
+        loss = cross_entropy(model(rows[:, :-1]), rows[:, 1:]).double()
+        total += len(own) * torch.stack([loss, torch.ones_like(loss)])
+    model.train()
+    dist.all_reduce(total)
+    return (total[0] / total[1]).item()
+
+
+def state_of(model: nn.Module, optimizer: Any) -> dict[str, Any]:
+    """This rank's shards of all that a step changes, by the parameters' names; `set_state_dict` takes it."""
+    of_model, of_optimizer = states.get_state_dict(model, optimizer)
+    return {"model_state_dict": of_model, "optim_state_dict": of_optimizer}
+
+
+class Checkpoints:
+    """A folder of checkpoints, `step-00000050` and so on, that all ranks write together; one save may be under way.
+
+    A checkpoint is whole once it has its `.metadata`, which is written last; what a killed save leaves has none.
+    """
+
+    def __init__(self, folder: Path, settings: Settings) -> None:
+        self.folder, self.settings, self.is_first = folder, settings, dist.get_rank() == 0
+        self.group = dist.new_group(backend="gloo")  # of its own: saves talk while steps do
+        self.saving: Any = None
+        probe = [f".probe-{time.time_ns()}"]
+        if self.is_first:
+            try:
+                folder.mkdir(parents=True, exist_ok=True)
+                (folder / probe[0]).touch()
+            except OSError as error:
+                sys.exit(f"cannot save checkpoints: {error}")
+        dist.broadcast_object_list(probe)
+        if not (folder / probe[0]).exists():
+            missing = f"rank {dist.get_rank()} does not see what rank 0 writes into {folder}"
+            sys.exit(f"{missing}: give `checkpoints` that all machines share, or --checkpoint-steps 0")
+        dist.barrier()
+        if self.is_first:
+            (folder / probe[0]).unlink()
+
+    def whole(self) -> list[Path]:
+        """The checkpoints that can be read, the oldest first."""
+        return sorted(path.parent for path in self.folder.glob("step-????????/.metadata"))
+
+    def save(self, step: int, model: nn.Module, optimizer: Any) -> None:
+        """Copy this rank's shards in memory; they are written while training goes on."""
+        self.wait()
+        path = self.folder / f"step-{step:08d}"
+        if self.is_first:
+            path.mkdir(exist_ok=True)
+            (path / "settings.json").write_text(json.dumps(dict(self.settings)))
+        state = {"step": step, **state_of(model, optimizer)}
+        self.saving = dcp.async_save(state, checkpoint_id=path, process_group=self.group)
+
+    def wait(self) -> None:
+        """Wait for the save under way; then remove all but the newest KEPT, and what killed saves left."""
+        if self.saving is None:
+            return
+        self.saving.result()
+        self.saving = None
+        if self.is_first:
+            for old in {*self.folder.glob("step-????????")} - {*self.whole()[-KEPT:]}:
+                (old / ".metadata").unlink(missing_ok=True)  # first: what is left of it is no checkpoint
+                shutil.rmtree(old)
+
+    def resume(self, model: nn.Module, optimizer: Any) -> int:
+        """Load the newest whole checkpoint, however many ranks wrote it; returns how many steps were made."""
+        newest: list[Any] = [None]
+        if self.is_first and (whole := self.whole()):
+            newest = [whole[-1].name]
+            try:
+                written = json.loads((whole[-1] / "settings.json").read_text())
+                refuse_other_run(self.folder, written, self.settings)
+            except (OSError, OtherRun) as error:
+                sys.exit(f"cannot resume: {error}")
+        dist.broadcast_object_list(newest)
+        if newest[0] is None:
+            return 0
+        state = {"step": 0, **state_of(model, optimizer)}
+        dcp.load(state, checkpoint_id=self.folder / newest[0], process_group=self.group)
+        step = state.pop("step")
+        states.set_state_dict(model, optimizer, **state)
+        if self.is_first:
+            print(f"resumed after step {step}")
+        return int(step)
+
+
+def train(given: argparse.Namespace, device: torch.device) -> Any:
+    """The trained model, of which this rank holds shards."""
+    rank, size, text = dist.get_rank(), dist.get_world_size(), manual()
+    end = len(text) - int(HELD_OUT * len(text))
+    held_out = torch.frombuffer(bytearray(text[end:]), dtype=torch.uint8).long().to(device)
+    model = build(given, device)
+    optimizer = optimizer_of(model, given)
+    folder, checkpoints, begun = place.checkpoint_folder(), None, 0
+    if folder and given.checkpoint_steps:
+        # A checkpoint belongs to another run if its next step would differ.
+        settings = {name: value for name, value in vars(given).items() if name not in TECHNICAL}
+        checkpoints = Checkpoints(folder, {**settings, "text": zlib.crc32(text)})
+        begun = checkpoints.resume(model, optimizer)
+
+    def is_due(every: int) -> bool:
+        return step % every == 0 or step == given.steps
+
+    done, since = begun, time.perf_counter()  # where the report before this one stood
+    with profile(given.profile_steps) as profiler, count_bytes() as counted:
+        for step in range(begun + 1, given.steps + 1):
+            batch = batch_of(text[:end], step, given.batch_size, given.sequence)
+            for group in optimizer.param_groups:
+                group["lr"] = rate(step, given)
+            own = [each.chunk(size)[rank].to(device) for each in batch]
+            loss, norm = take_step(model, optimizer, own, given)
+            profiler.step()
+            saves = checkpoints and is_due(given.checkpoint_steps)
+            if saves or step == begun + 1 or is_due(max(1, given.steps // 20)):
+                values = {"loss": mean(loss), "grad_norm": norm.full_tensor().item()}
+                samples = given.batch_size * (step - done) / (time.perf_counter() - since)  # of all ranks
+                speeds = {"samples_per_second": samples / size, "tokens_per_second": samples * given.sequence}
+                if device.type == "cpu":  # what NCCL sends inside a machine passes through no socket
+                    speeds["bytes_sent"] = counted.sent
+                place.report(step, **values, **speeds, learning_rate=rate(step, given), device=str(device))
+                if not math.isfinite(values["loss"]):
+                    sys.exit("the loss is not a number any more; the checkpoints from before are kept")
+                done, since = step, time.perf_counter()
+            if checkpoints and saves:
+                checkpoints.save(step, model, optimizer)
+            if is_due(given.validation_steps):
+                paused = time.perf_counter()
+                value = validate(model, held_out, given)
+                if rank == 0:
+                    place.report(step, validation_loss=value)
+                    print(f"validation loss after step {step}: {value:.3f}")
+                since += time.perf_counter() - paused
+    if checkpoints:
+        checkpoints.wait()
+    return model
+
+
+def main() -> None:
+    given, here = options(), place.here()
+    device = join(here)
+    size, shares = here.world_size, here.world_size * given.accumulate
+    if given.dtype == "auto":
+        has_it = device.type == "cuda" and torch.cuda.is_bf16_supported(including_emulation=False)
+        given.dtype = "bfloat16" if has_it else "float32"
+    if size % given.replicas:
+        sys.exit(f"replicas is {given.replicas}; it must divide the number of ranks, {size}")
+    if given.batch_size % shares:
+        sys.exit(f"batch-size is {given.batch_size}; ranks × accumulate, {shares}, must divide it")
+    try:
+        GPTSizes(given.layers, given.width, given.heads, given.sequence)
+    except ValueError as error:
+        sys.exit(str(error))
+    model = train(given, device)
+    # For a model too large for one rank's memory, leave this out: the last checkpoint has it, in parts.
+    on_rank_0 = states.StateDictOptions(full_state_dict=True, cpu_offload=True)
+    whole = states.get_model_state_dict(model, options=on_rank_0)
+    if here.rank == 0:
+        here.model_folder.mkdir(parents=True, exist_ok=True)
+        torch.save(whole, here.model_folder / "model.pt")
+    # Who holds the group must let go of it first, and all must have met: see mnist_torch_ddp.
+    dist.barrier()
+    del model
+    dist.destroy_process_group()
+
+
+if __name__ == "__main__":
+    main()

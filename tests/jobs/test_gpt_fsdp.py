@@ -1,0 +1,157 @@
+"""The FSDP2 job trains as one process does, on any number of ranks, and goes on from what a killed run has saved."""
+
+import math
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from launching import JOBS, job_of, killed, launched
+
+from workshop_utils.parallel.gpt import GPT, GPTSizes, batch_of, cross_entropy, manual
+from workshop_utils.runs import RunFailed
+
+pytestmark = [pytest.mark.processes, pytest.mark.usefixtures("nothing_is_left")]
+
+SIZES = GPTSizes(layers=2, width=24, heads=4, sequence=24)
+MODEL = {"layers": 2, "width": 24, "heads": 4, "sequence": 24}
+STEPS, BATCH, WARM_UP = 10, 24, 4
+
+
+def fields(workers, **arguments):
+    """What `launched` takes for a run on `workers` ranks of one node."""
+    arguments = {**MODEL, "batch_size": BATCH, **arguments}
+    return {"nodes": 1, "processes_per_node": workers, "arguments": arguments}
+
+
+def weights(folder):
+    """The parameters that a run has saved in `folder`, by name."""
+    return torch.load(folder / "model.pt", weights_only=True)
+
+
+def assert_equal_up_to_rounding(found, expected):
+    """Except for keys' biases: they change no attention, and Adam makes whole steps of a gradient of rounding."""
+    assert found.keys() == expected.keys()
+    for name in expected:
+        pair = [tensor.detach().clone() for tensor in (found[name], expected[name])]
+        if name.endswith("qkv.bias"):
+            for tensor in pair:
+                tensor.view(SIZES.heads, 3, SIZES.head_width)[:, 1] = 0
+        torch.testing.assert_close(*pair, rtol=0, atol=2e-5)
+
+
+@pytest.fixture(scope="module")
+def by_one_process():
+    """The parameters after plain training, and their loss on the last tenth of the text."""
+    text = manual()
+    end = len(text) - len(text) // 10
+    model = GPT(SIZES, seed=0)
+    groups = [[p for p in model.parameters() if (p.dim() == 1) == is_vector] for is_vector in (False, True)]
+    optimizer = torch.optim.AdamW(
+        [{"params": groups[0], "weight_decay": 0.1}, {"params": groups[1], "weight_decay": 0}],
+        betas=(0.9, 0.95),
+    )
+    for step in range(1, STEPS + 1):
+        tokens, targets = batch_of(text[:end], step, BATCH, SIZES.sequence)
+        cross_entropy(model(tokens), targets).backward()
+        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        part = (step - WARM_UP) / (STEPS - WARM_UP + 1)
+        rate = step / WARM_UP if step <= WARM_UP else (1 + math.cos(math.pi * part)) / 2
+        for group in optimizer.param_groups:
+            group["lr"] = 0.003 * rate
+        optimizer.step()
+        optimizer.zero_grad()
+    held_out = torch.tensor(list(text[end:]))
+    count = (len(held_out) - 1) // SIZES.sequence
+    with torch.no_grad():
+        tokens, targets = (
+            part[: count * SIZES.sequence].view(count, -1) for part in (held_out, held_out[1:])
+        )
+        loss = cross_entropy(model(tokens), targets).item()
+    return dict(model.named_parameters()), loss
+
+
+@pytest.mark.parametrize(
+    ("workers", "more"),
+    [(1, {}), (3, {"accumulate": 2, "recompute": 1}), (4, {"replicas": 2})],
+    ids=["one rank", "three, accumulating and recomputing", "HSDP"],
+)
+def test_ranks_train_and_validate_as_one_process(workers, more, by_one_process, tmp_path):
+    run = launched("gpt_fsdp", tmp_path, **fields(workers, steps=STEPS, warmup_steps=WARM_UP, **more))
+    assert_equal_up_to_rounding(weights(tmp_path), by_one_process[0])
+    (loss,) = run.metrics["validation_loss"].dropna()
+    assert loss == pytest.approx(by_one_process[1], abs=1e-5)  # a window counted twice would change more
+
+
+def test_bfloat16_halves_what_is_gathered_and_trains(tmp_path):
+    sent = {}
+    for dtype in ("float32", "bfloat16"):
+        run = launched("gpt_fsdp", **fields(2, steps=STEPS, dtype=dtype))
+        losses, nbytes = (run.metrics[name].dropna().tolist() for name in ("loss", "bytes_sent"))
+        sent[dtype] = nbytes[-1]
+        assert losses[-1] < losses[0] - 0.5
+    parameters = sum(parameter.numel() for parameter in GPT(SIZES).parameters())
+    blocks = sum(parameter.numel() for parameter in GPT(SIZES).layers[1:-1].parameters())
+    # Half a gather costs a rank of two; blocks are gathered twice a step, what is around them once.
+    assert sent["float32"] - sent["bfloat16"] == pytest.approx(STEPS * (parameters + blocks) / 2 * 2, rel=0.1)
+
+
+def whole(folder):
+    return sorted(path.parent.name for path in folder.glob("*/.metadata"))
+
+
+def test_a_killed_run_goes_on_from_a_whole_checkpoint_to_the_bits_and_on_other_numbers_of_ranks(tmp_path):
+    steps = {"steps": 60, "checkpoint_steps": 5}
+    launched("gpt_fsdp", tmp_path / "whole", **fields(2, **steps))
+    expected = weights(tmp_path / "whole")
+
+    def kill_at(step, workers, saved):
+        job = job_of("gpt_fsdp", checkpoints=str(saved), **fields(workers, **steps))
+        killed(job, f"worker-{workers - 1}", lambda run: any(each["step"] >= step for each in run.records))
+
+    def resumed(name, workers, saved):
+        run = launched("gpt_fsdp", tmp_path / name, checkpoints=str(saved), **fields(workers, **steps))
+        lines = [line.text for line in run.logs(worker="worker-0")]
+        (step,) = [int(line.split()[-1]) for line in lines if line.startswith("resumed after step ")]
+        return step
+
+    two, four = tmp_path / "two", tmp_path / "four"
+    kill_at(20, 2, two)
+    names = whole(two)
+    assert len(names) in (2, 3)  # the third before the first was removed
+    (two / names[-1] / ".metadata").unlink()  # as if killed in the middle of this save
+    shutil.copytree(two, four)
+
+    assert resumed("again", 2, two) == int(names[-2].removeprefix("step-"))
+    for name, parameter in weights(tmp_path / "again").items():
+        assert torch.equal(parameter, expected[name])
+    assert sorted(path.name for path in two.iterdir()) == ["step-00000055", "step-00000060"]
+
+    kill_at(40, 4, four)
+    assert resumed("one", 1, four) >= 30
+    assert_equal_up_to_rounding(weights(tmp_path / "one"), expected)
+
+
+def test_checkpoints_of_another_run_are_refused(tmp_path):
+    saved = {"checkpoints": str(tmp_path)}
+    launched("gpt_fsdp", **fields(1, steps=1), **saved)
+    with pytest.raises(RunFailed) as other:
+        launched("gpt_fsdp", **fields(1, steps=1, learning_rate=0.1), **saved)
+    assert "are of another run: learning_rate is 0.1 and was 0.003; give another folder" in str(other.value)
+
+
+def test_a_folder_that_ranks_do_not_share_is_refused(tmp_path):
+    script = f"{sys.executable} {JOBS / 'gpt_fsdp' / 'train.py'} --steps 1"
+    torchrun = [
+        str(Path(sys.prefix) / "bin" / "torchrun"),
+        "--standalone",
+        "--nproc-per-node",
+        "2",
+        "--no-python",
+    ]
+    command = [*torchrun, "sh", "-c", f"WORKSHOP_CHECKPOINTS={tmp_path}/$RANK exec {script}"]
+    ended = subprocess.run(command, capture_output=True, text=True, timeout=100)
+    assert ended.returncode
+    assert "rank 1 does not see what rank 0 writes into" in ended.stderr
