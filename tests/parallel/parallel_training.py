@@ -116,3 +116,22 @@ def train(model: Any, optimizer: Any, communicator: Communicator, parts: int = 1
         if hasattr(model, "synchronise"):
             model.synchronise()
         optimizer.step()
+
+
+def divisible() -> nn.Module:
+    """Every layer has a multiple of 4 rows."""
+    return nn.Sequential(nn.Linear(5, 8), nn.Linear(8, 8), nn.Linear(8, 4)).double()
+
+
+def one_step(model: Any, optimizer: Any) -> None:
+    """One step of the module `divisible`."""
+    optimizer.zero_grad()
+    mse_loss(model(torch.ones(2, 5).double()), torch.ones(2, 4).double()).backward()
+    if hasattr(model, "synchronise"):
+        model.synchronise()
+    optimizer.step()
+
+
+def held_numbers(optimizer: Any) -> int:
+    """Of the optimizer's state, without step counters."""
+    return sum(v.numel() for state in optimizer.state.values() for v in state.values() if v.dim() > 0)

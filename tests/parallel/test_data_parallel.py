@@ -167,7 +167,9 @@ def test_a_rank_that_fails_is_named_by_the_others_and_leaves_no_thread(form):
         threads.run(3, program)
     assert [death.rank for death in heard] == [1, 1]
     assert "ring_all_reduce" in str(heard[0])
-    assert not [thread for thread in threading.enumerate() if thread.name.startswith("workshop-all-reduce")]
+    assert not [
+        thread for thread in threading.enumerate() if thread.name.startswith("workshop-communication")
+    ]
 
 
 def test_a_bucket_has_one_dtype_and_a_limit():

@@ -23,7 +23,7 @@ Source: Li et al. (2020), "PyTorch Distributed: experiences on accelerating data
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from typing import Any, Self
@@ -31,7 +31,7 @@ from typing import Any, Self
 import torch
 from torch import Tensor, nn
 
-from workshop_utils.comm.communicator import CommunicationError, Communicator, as_array
+from workshop_utils.comm.communicator import Communicator, as_array
 from workshop_utils.comm.ring import ring_all_reduce
 from workshop_utils.comm.tree import tree_broadcast
 
@@ -163,8 +163,7 @@ class OverlappedDataParallel(BucketedDataParallel):
     def __init__(self, module: nn.Module, communicator: Communicator, **options: Any) -> None:
         super().__init__(module, communicator, **options)
         self._sent: list[Future[None]] = []  # one a bucket that has been handed over
-        self._failure: CommunicationError | None = None
-        self._sender = ThreadPoolExecutor(max_workers=1, thread_name_prefix="workshop-all-reduce")
+        self._thread = CommunicationThread()
         # Called once a backward pass for each parameter, however often the module has used it.
         self._hooks = [p.register_post_accumulate_grad_hook(self._on_gradient) for p in self._bucket_of]
 
@@ -180,17 +179,8 @@ class OverlappedDataParallel(BucketedDataParallel):
             self._send_next()
 
     def _send_next(self) -> None:
-        self._sent.append(self._sender.submit(self._reduce, len(self._sent)))
-
-    def _reduce(self, index: int) -> None:
-        """On the second thread: all-reduce a bucket, unless one before it has failed."""
-        if self._failure is not None:
-            raise self._failure
-        try:
-            ring_all_reduce(self.communicator, self.buckets[index].memory, "mean")
-        except CommunicationError as failure:
-            self._failure = failure
-            raise
+        bucket = self.buckets[len(self._sent)]
+        self._sent.append(self._thread.start(ring_all_reduce, self.communicator, bucket.memory, "mean"))
 
     def synchronise(self) -> None:
         """Wait until every gradient is its mean over the ranks; as in NaiveDataParallel."""
@@ -211,7 +201,36 @@ class OverlappedDataParallel(BucketedDataParallel):
         """Let go of hooks and thread. Safe to call twice."""
         for hook in self._hooks:
             hook.remove()
-        self._sender.shutdown(cancel_futures=True)
+        self._thread.close()
+
+
+class CommunicationThread:
+    """A rank's second thread, which communicates, one job after the other, while the first one computes.
+
+    Once a job has failed, those after it fail likewise.
+    """
+
+    def __init__(self) -> None:
+        self._failure: Exception | None = None
+        self._pool = ThreadPoolExecutor(max_workers=1, thread_name_prefix="workshop-communication")
+
+    def start(self, job: Callable[..., object], *arguments: Any) -> Future[None]:
+        """Do `job(*arguments)` once all before it are done."""
+        return self._pool.submit(self._run, job, arguments)
+
+    def _run(self, job: Callable[..., object], arguments: tuple[Any, ...]) -> None:
+        if self._failure is not None:
+            raise self._failure
+        try:
+            with torch.no_grad():
+                job(*arguments)
+        except Exception as failure:
+            self._failure = failure
+            raise
+
+    def close(self) -> None:
+        """End it; what has not begun is cancelled. Safe to call twice."""
+        self._pool.shutdown(cancel_futures=True)
 
 
 def buckets_of(parameters: dict[str, nn.Parameter], bucket_bytes: int) -> list[dict[str, nn.Parameter]]:

@@ -26,7 +26,7 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor, wait
+from concurrent.futures import Future, wait
 from functools import partial
 from typing import Any, NamedTuple, Self
 
@@ -39,8 +39,6 @@ from torch.utils._pytree import tree_flatten, tree_map
 from workshop_utils.comm.communicator import Communicator, as_array
 from workshop_utils.comm.ring import ring_all_gather, ring_all_reduce, ring_reduce_scatter
 from workshop_utils.parallel import data
-
-ALIGNMENT = 16  # bytes; of the largest number there is, complex128
 
 
 class Event(NamedTuple):
@@ -59,29 +57,32 @@ class ShardedParameter:
     or none. Both are parameters; one of them stands in the module.
 
     Attributes:
+        places: where, as modules and names in them.
         rows: of a full shard; `width` is how many numbers it has.
         padded: the memory of `whole`, (N, width), in the dtype in which the unit computes.
     """
 
     def __init__(
-        self, parameter: nn.Parameter, communicator: Communicator, dtype: torch.dtype | None
+        self, parameter: nn.Parameter, places: Any, communicator: Communicator, dtype: torch.dtype | None
     ) -> None:
-        self._rank, self.shape = communicator.rank, parameter.shape
+        self.places, self.shape, self._rank = places, parameter.shape, communicator.rank
         self.rows = max(1, -(-len(parameter) // communicator.size))
         self.width = self.rows * parameter[:1].numel()
         self.shard = nn.Parameter(self.cut(parameter), parameter.requires_grad)
         dtype = dtype if dtype is not None and parameter.is_floating_point() else parameter.dtype
         self.padded = torch.empty(communicator.size, self.width, dtype=dtype)
         # Of `data`, so that filling the memory again is no change that autograd would complain about.
-        self.whole = nn.Parameter(self.of_rows(self.padded.data), parameter.requires_grad)
+        self.whole = nn.Parameter(self.unpadded(self.padded.data), parameter.requires_grad)
 
     def cut(self, whole: Tensor) -> Tensor:
-        """A copy of this rank's rows of a tensor that has all of them."""
+        """A copy of this rank's rows of a tensor that has all of them; ValueError if it has another shape."""
+        if whole.shape != self.shape:
+            raise ValueError(f"a parameter is of shape {tuple(whole.shape)}; it must be {tuple(self.shape)}")
         start = self._rank * self.rows
         return whole.detach()[start : start + self.rows].clone(memory_format=torch.contiguous_format)
 
-    def of_rows(self, padded: Tensor) -> Tensor:
-        """(N, width) as a tensor of the parameter's shape, without padding."""
+    def unpadded(self, padded: Tensor) -> Tensor:
+        """(N, width) in the shape of the parameter."""
         return padded.view(-1)[: self.shape.numel()].view(self.shape)
 
     def resize(self, nbytes: int) -> None:
@@ -93,11 +94,9 @@ class Unit:
     """What is gathered and reduced together."""
 
     def __init__(self, name: str, keeps: bool) -> None:
-        self.name, self.keeps = name, keeps
+        self.name, self.keeps = name, keeps  # whether it stays after the forward pass, for the backward pass
         self.parameters: list[ShardedParameter] = []
-        self.places: list[tuple[nn.Module, str, ShardedParameter]] = []
         self.gathering: Future[None] | None = None  # None while whole parameters have no memory
-        self.is_kept = False  # for the backward pass
         self.in_backward = False
 
     @property
@@ -106,13 +105,14 @@ class Unit:
         return [each for each in self.parameters if each.whole.requires_grad]
 
     def register(self, whole: bool) -> None:
-        """Put whole parameters, or shards, where the module looks for them."""
-        for module, name, each in self.places:
-            setattr(module, name, each.whole if whole else each.shard)
+        """Put whole parameters, or shards, where modules look for them."""
+        for each in self.parameters:
+            for module, name in each.places:
+                setattr(module, name, each.whole if whole else each.shard)
 
     def shrink(self) -> None:
-        """Let go of all whole parameters."""
-        self.gathering, self.is_kept, self.in_backward = None, False, False
+        """Let go of whole parameters."""
+        self.gathering, self.in_backward = None, False
         self.register(whole=False)
         for each in self.parameters:
             each.resize(0)
@@ -138,18 +138,18 @@ class FullySharded(nn.Module):
         units: modules within `module`; its children if None. One within another is held beside it.
         ignored: parameters, and modules with all of theirs, that stay replicated; their gradients are all-reduced.
         param_dtype: in which units get their inputs, compute, and travel; each parameter's own if None.
-        reduce_dtype: in which gradients travel and are added; each parameter's own if None. FSDP2's None is
-            `param_dtype`.
+        reduce_dtype: in which gradients travel and are added; if None, the widest of a unit's parameters, where
+            FSDP2's is `param_dtype`. NumPy cannot add in bfloat16, so it is not among them.
         reshard_after_forward: whether units are let go after the forward pass. If not, they are gathered once a step,
             as in ZeRO-2. The whole module's own parameters always are: the backward pass begins with them.
         prefetch: whether to gather the next unit during the work of this one: in forward passes the one that came next
             last time, in backward passes the one before.
 
     Attributes:
-        events: set to [] to record events.
+        events: set to [] to record them.
 
     Raises:
-        ValueError: if a unit is not in `module`, or gradients cannot be added in their dtype.
+        ValueError: if a unit is not in `module`, or `reduce_dtype` is bfloat16.
         UnusedParameters: from `backward`, if only some parameters got a gradient.
         CommunicationError: from both passes, if the others cannot be reached, or do something else.
     """
@@ -169,62 +169,57 @@ class FullySharded(nn.Module):
         super().__init__()
         self.module, self.communicator = module, communicator
         self.events: list[Event] | None = None
-        self._param_dtype, self._reduce_dtype, self._prefetches = param_dtype, reduce_dtype, prefetch
+        self._param_dtype, self._reduce_dtype, self._prefetch = param_dtype, reduce_dtype, prefetch
         data.broadcast_from_first(communicator, itertools.chain(module.parameters(), module.buffers()))
-        names = {each: name for name, each in module.named_modules()}
-        by_module = {module: Unit("", keeps=True)}
+        self._root = Unit("", keeps=True)
+        names, by_module = {each: name for name, each in module.named_modules()}, {module: self._root}
         for each in module.children() if units is None else units:
             if each not in names:
                 raise ValueError(f"units has a {type(each).__name__} that is not within the module")
             by_module.setdefault(each, Unit(names[each], keeps=not reshard_after_forward))
-        self._units, self._root = list(by_module.values()), by_module[module]
+        self._units = list(by_module.values())
         self._replicated = {p for p in module.parameters() if p.dim() == 0}
         for one in ignored:
             self._replicated |= {one} if isinstance(one, nn.Parameter) else set(one.parameters())
-        self._names: dict[nn.Parameter, str] = {}  # of those that get gradients
+        if reduce_dtype == torch.bfloat16:
+            raise ValueError("reduce_dtype is torch.bfloat16, in which NumPy cannot add; use torch.float32")
+        self._names: dict[nn.Parameter, str] = {}  # of those that get gradients: whole and replicated ones
         self._sharded: dict[str, ShardedParameter] = {}
-        self._shard_parameters(by_module)
-        self._came: set[nn.Parameter] = set()  # whole or replicated ones whose gradients are there
+        self._shard(by_module)
+        self._came: set[nn.Parameter] = set()  # whose gradients are there
         self._began: list[Unit] = []  # in the order in which this forward pass came to them, or the last one
         self._began_before: list[Unit] = []  # in that of the one before
         self._ended: list[Unit] = []  # in the order in which it was done with them: a backward pass goes back
         self._in_backward = False
         self._reducing: Future[None] | None = None
-        self._failure: Exception | None = None
-        self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="workshop-sharded")
+        self._thread = data.CommunicationThread()
 
-    def _shard_parameters(self, units: dict[nn.Module, Unit]) -> None:
-        names: dict[nn.Parameter, list[str]] = {}
-        for name, parameter in self.module.named_parameters(remove_duplicate=False):
-            names.setdefault(parameter, []).append(name)
-        holders: dict[nn.Parameter, set[nn.Module]] = {}
-        places: dict[nn.Parameter, dict[tuple[nn.Module, str], None]] = {}
-        for module, holder in within(self.module, self.module, units):
-            for name, parameter in module.named_parameters(recurse=False):
-                holders.setdefault(parameter, set()).add(holder)
-                places.setdefault(parameter, {})[module, name] = None
-        for parameter in names:
-            dtype = self._reduce_dtype or parameter.dtype
-            if parameter.requires_grad and dtype not in (torch.float16, torch.float32, torch.float64):
-                right = "reduce_dtype must be one in which NumPy adds, such as torch.float32"
-                raise ValueError(f"gradients of {names[parameter][0]} would be added in {dtype}; {right}")
+    def _shard(self, units: dict[nn.Module, Unit]) -> None:
+        found: dict[nn.Parameter, list[tuple[Unit, str, nn.Module, str]]] = {}
+        for path, module, unit in within(self.module, self._root, units):
+            for name, parameter in module.named_parameters(recurse=False, remove_duplicate=False):
+                found.setdefault(parameter, []).append((unit, path + name, module, name))
+        for parameter, places in found.items():
+            holder = places[0][0] if len({place[0] for place in places}) == 1 else self._root
             if parameter in self._replicated:
-                self._expect(parameter, names[parameter][0], None)
-                continue
-            unit = units[holders[parameter].pop() if len(holders[parameter]) == 1 else self.module]
-            sharded = ShardedParameter(parameter, self.communicator, self._param_dtype)
-            self._sharded |= dict.fromkeys(names[parameter], sharded)
-            self._expect(sharded.whole, names[parameter][0], unit)
-            unit.parameters.append(sharded)
-            unit.places += [(*place, sharded) for place in places[parameter]]
+                self._expect(None, parameter, places[0][1])
+            else:
+                sharded = ShardedParameter(
+                    parameter, [place[2:] for place in places], self.communicator, self._param_dtype
+                )
+                holder.parameters.append(sharded)
+                self._sharded |= {place[1]: sharded for place in places}
+                self._expect(holder, sharded.whole, places[0][1])
         for module, unit in units.items():
+            if not unit.parameters and unit is not self._root:
+                continue
             # By size, so that each is aligned where all are laid end to end.
             unit.parameters.sort(key=lambda each: -each.padded.itemsize)
             unit.shrink()
             module.register_forward_pre_hook(partial(self._before_forward, unit), with_kwargs=True)
             module.register_forward_hook(partial(self._after_forward, unit), always_call=True)
 
-    def _expect(self, parameter: nn.Parameter, name: str, unit: Unit | None) -> None:
+    def _expect(self, unit: Unit | None, parameter: nn.Parameter, name: str) -> None:
         if parameter.requires_grad:
             self._names[parameter] = name
             parameter.register_post_accumulate_grad_hook(partial(self._on_gradient, unit))
@@ -239,7 +234,7 @@ class FullySharded(nn.Module):
         for name, each in self._sharded.items():
             padded = torch.empty(self.communicator.size, each.width, dtype=each.shard.dtype)
             gather_rows(self.communicator, [each.shard.detach()], [padded])
-            state[name] = each.of_rows(padded)
+            state[name] = each.unpadded(padded)
         return state
 
     def load_full_state_dict(self, state: Mapping[str, Tensor]) -> None:
@@ -249,12 +244,10 @@ class FullySharded(nn.Module):
             ValueError: if a parameter has another shape.
             RuntimeError: if names are missing, or there are others.
         """
-        mine = dict(state)
-        for name, each in self._sharded.items():
-            if name in state:
-                if state[name].shape != each.shape:
-                    raise ValueError(f"{name} is {tuple(state[name].shape)}; it must be {tuple(each.shape)}")
-                mine[name] = each.cut(state[name])
+        mine = {
+            name: self._sharded[name].cut(each) if name in self._sharded else each
+            for name, each in state.items()
+        }
         self.module.load_state_dict(mine)
 
     def clip_grad_norm_(self, max_norm: float) -> float:
@@ -263,20 +256,20 @@ class FullySharded(nn.Module):
         It is the norm over all ranks' shards, with replicated parameters once: PyTorch's function of this name would
         take each rank's own.
         """
-        gradients = [
-            p.grad for p in self.module.parameters() if p.grad is not None and p not in self._replicated
-        ]
-        replicated = [p.grad for p in self._replicated if p.grad is not None]
-        square = np.array([sum(each.double().square().sum().item() for each in gradients)])
-        ring_all_reduce(self.communicator, square)
-        norm = math.sqrt(square[0] + sum(each.double().square().sum().item() for each in replicated))
-        for each in gradients + replicated:
-            each.mul_(min(1.0, max_norm / (norm + 1e-6)))  # as PyTorch's
+        squares, gradients = np.zeros(2), []  # of shards, and of replicated parameters
+        for parameter in self.module.parameters():
+            if parameter.grad is not None:
+                gradients.append(parameter.grad)
+                squares[int(parameter in self._replicated)] += parameter.grad.double().square().sum().item()
+        ring_all_reduce(self.communicator, squares[:1])
+        norm = math.sqrt(squares.sum())
+        for gradient in gradients:
+            gradient.mul_(min(1.0, max_norm / (norm + 1e-6)))  # as PyTorch's
         return norm
 
     def close(self) -> None:
         """End the thread. Safe to call twice."""
-        self._thread.shutdown(cancel_futures=True)
+        self._thread.close()
 
     def __enter__(self) -> Self:
         return self
@@ -287,30 +280,26 @@ class FullySharded(nn.Module):
     # Both passes, on the main thread.
 
     def _before_forward(self, unit: Unit, _: nn.Module, *given: Any) -> Any:
-        in_backward = torch._C._current_graph_task_id() != -1  # called again, for a checkpoint
-        if unit is self._root and not in_backward:
+        is_recomputed = torch._C._current_graph_task_id() != -1  # in a backward pass, for a checkpoint
+        if unit is self._root and not is_recomputed:
             self._reset()
             self._began_before, self._began, self._ended = self._began, [], []
-        is_again = in_backward and unit.in_backward
-        if not is_again:
-            self._enter(unit)
-        if not in_backward and unit.parameters:
+        self._enter(unit)
+        if not is_recomputed:
             self._began.append(unit)
             place = len(self._began)
             if self._began_before[place - 1 : place] == [unit]:
-                self._prefetch(self._began_before[place : place + 1])
+                self._look_ahead(self._began_before[place:])
         inputs: list[Tensor] = []
 
         def take_in(value: Any) -> Any:
-            if not isinstance(value, Tensor) or not value.is_floating_point():
-                return value
-            value = value if self._param_dtype is None else value.to(self._param_dtype)
-            if is_again or not (value.requires_grad and torch.is_grad_enabled()):
-                return value
-            inputs.append(
-                value.view_as(value)
-            )  # its gradient is the last that this unit's backward pass gives
-            return inputs[-1]
+            if isinstance(value, Tensor) and value.is_floating_point():
+                value = value if self._param_dtype is None else value.to(self._param_dtype)
+                if value.requires_grad and torch.is_grad_enabled() and not unit.in_backward:
+                    inputs.append(
+                        value := value.view_as(value)
+                    )  # its gradient comes last of all in this unit
+            return value
 
         given = tree_map(take_in, given)
         if inputs:
@@ -318,57 +307,63 @@ class FullySharded(nn.Module):
         return given
 
     def _after_forward(self, unit: Unit, _: nn.Module, __: Any, output: Any) -> None:
-        if unit.in_backward and torch._C._current_graph_task_id() != -1:
+        if unit.in_backward:
             return
         tensors = [each for each in tree_flatten(output)[0] if isinstance(each, Tensor)]
         awaited = [each for each in tensors if each.requires_grad and torch.is_grad_enabled()]
-        for tensor in awaited:
-            hook_first(tensor, partial(self._before_backward, unit))
-        if unit.parameters:
-            self._ended.append(unit)
-        unit.is_kept = unit.keeps and bool(awaited)
-        unit.register(whole=False)
-        for each in self._units if unit is self._root else [unit]:
-            if not each.is_kept:
-                self._free(each)
+        for each in awaited:
+            hook_first(each, partial(self._before_backward, unit))
+        self._ended.append(unit)
+        if unit.keeps and awaited:
+            unit.register(whole=False)
+        else:
+            self._free(unit)
+        if unit is self._root and not awaited:  # no backward pass will come
+            self._reset()
 
     def _before_backward(self, unit: Unit, _: Tensor) -> None:
         if not self._in_backward:
             self._in_backward = True
             torch.autograd.Variable._execution_engine.queue_callback(self._end_backward)
         if not unit.in_backward:  # else another of its outputs came first
-            self._enter(unit)
             unit.in_backward = True
+            self._enter(unit)
             while unit in self._ended and self._ended.pop() is not unit:
                 pass
-            self._prefetch(self._ended[-1:])
+            self._look_ahead(self._ended[::-1])
 
     def _on_gradient(self, unit: Unit | None, parameter: Any) -> None:
         self._came.add(parameter)
         if unit is not None and all(each.whole in self._came for each in unit.trainable):
             if self._reducing is not None:
                 self._reducing.result()  # so that the gradients of two units are held at most
-            self._reducing = self._submit("reduce", unit.name, self._reduce, self._pack(unit))
+            self._reducing = self._start("reduce", unit.name, self._reduce, *self._packed(unit.trainable))
 
     def _end_backward(self) -> None:
         came, reducing = self._came, self._reducing
         self._reset()
         if came:
-            data.refuse_unused(
-                [name for each, name in self._names.items() if each not in came], self.communicator
-            )
+            unused = [name for parameter, name in self._names.items() if parameter not in came]
+            data.refuse_unused(unused, self.communicator)
         if reducing is not None:
             reducing.result()
-        if replicated := [each for each in self._names if each in self._replicated and each in came]:
-            self._submit("reduce", "replicated", self._all_reduce, replicated).result()
+        if gradients := [
+            p.grad for p in self._names if p in self._replicated and p.grad is not None and p in came
+        ]:
+            self._start("reduce", "replicated", self._all_reduce, gradients).result()
 
     def _reset(self) -> None:
         """Be between two passes, also where one has failed."""
         self._came, self._reducing, self._in_backward = set(), None, False
         for unit in self._units:
             self._free(unit)
+            unit.in_backward = False
             for each in unit.trainable:
                 each.whole.grad = None
+
+    def _look_ahead(self, units: list[Unit]) -> None:
+        if self._prefetch and units:
+            self._start_gather(units[0])
 
     def _enter(self, unit: Unit) -> None:
         """Have whole parameters, from now on where the module looks for them."""
@@ -376,13 +371,9 @@ class FullySharded(nn.Module):
             self._start_gather(unit).result()
             unit.register(whole=True)
 
-    def _prefetch(self, units: list[Unit]) -> None:
-        for unit in units if self._prefetches else ():
-            self._start_gather(unit)
-
     def _start_gather(self, unit: Unit) -> Future[None]:
         if unit.gathering is None:
-            unit.gathering = self._submit("gather", unit.name, self._gather, unit)
+            unit.gathering = self._start("gather", unit.name, self._gather, unit.parameters)
         return unit.gathering
 
     def _free(self, unit: Unit) -> None:
@@ -392,77 +383,65 @@ class FullySharded(nn.Module):
 
     # What it communicates, on the second thread.
 
-    def _submit(self, kind: str, unit: str, job: Callable[[Any], None], argument: Any) -> Future[None]:
-        return self._thread.submit(self._run, kind, unit, job, argument)
+    def _start(self, kind: str, unit: str, job: Callable[..., None], *arguments: Any) -> Future[None]:
+        def timed() -> None:
+            start = self.communicator.now()
+            job(*arguments)
+            if self.events is not None:
+                self.events.append(Event(kind, unit, start, self.communicator.now()))
 
-    def _run(self, kind: str, unit: str, job: Callable[[Any], None], argument: Any) -> None:
-        """Do a job, unless one before it has failed."""
-        if self._failure is not None:
-            raise self._failure
-        start = self.communicator.now()
-        try:
-            with torch.no_grad():
-                job(argument)
-        except Exception as failure:
-            self._failure = failure
-            raise
-        if self.events is not None:
-            self.events.append(Event(kind, unit, start, self.communicator.now()))
+        return self._thread.start(timed)
 
-    def _gather(self, unit: Unit) -> None:
-        for each in unit.parameters:
-            each.resize(each.padded.nbytes)
-        shards, padded = [each.shard for each in unit.parameters], [each.padded for each in unit.parameters]
-        gather_rows(self.communicator, shards, padded)
-
-    def _pack(self, unit: Unit) -> list[tuple[Tensor, list[ShardedParameter]]]:
-        """Gradients laid end to end, in the order of ranks, for each dtype in which they are reduced."""
-        groups: dict[torch.dtype, list[ShardedParameter]] = {}
-        for each in unit.trainable:
-            groups.setdefault(self._reduce_dtype or each.shard.dtype, []).append(each)
-        size, packed = self.communicator.size, []
-        for dtype, group in groups.items():
-            vectors = torch.zeros(size, sum(each.width for each in group), dtype=dtype)
-            for each, columns in zip(
-                group, vectors.split([each.width for each in group], dim=1), strict=True
-            ):
-                gradient, each.whole.grad = each.whole.grad, None
-                if gradient is not None:  # else it came twice, as in a checkpoint of the older kind
-                    for rank, rows in enumerate(gradient.split(each.rows)):
-                        columns[place_of(rank, size), : rows.numel()] = rows.reshape(-1)
-            packed.append((vectors, group))
-        return packed
-
-    def _reduce(self, packed: list[tuple[Tensor, list[ShardedParameter]]]) -> None:
-        for vectors, group in packed:
-            ring_reduce_scatter(self.communicator, as_array(vectors).reshape(-1), "mean")
-            mine = vectors[
-                place_of(self.communicator.rank, len(vectors))
-            ].clone()  # so that the others can go
-            for each, gradient in zip(group, mine.split([each.width for each in group]), strict=True):
-                gradient = gradient[: each.shard.numel()].view(each.shard.shape).to(each.shard.dtype)
-                each.shard.grad = gradient if each.shard.grad is None else each.shard.grad.add_(gradient)
-
-    def _all_reduce(self, parameters: list[nn.Parameter]) -> None:
-        groups: dict[torch.dtype, list[nn.Parameter]] = {}
+    def _gather(self, parameters: list[ShardedParameter]) -> None:
         for each in parameters:
-            groups.setdefault(self._reduce_dtype or each.dtype, []).append(each)
-        for dtype, group in groups.items():
-            gradients = [each.grad for each in group if each.grad is not None]
-            vector = torch.cat([gradient.reshape(-1).to(dtype) for gradient in gradients])
-            ring_all_reduce(self.communicator, as_array(vector), "mean")
-            for gradient, mean in zip(gradients, data.views(vector, group).values(), strict=True):
-                gradient.copy_(mean)
+            each.resize(each.padded.nbytes)
+        gather_rows(
+            self.communicator, [each.shard for each in parameters], [each.padded for each in parameters]
+        )
+
+    def _packed(self, group: list[ShardedParameter]) -> tuple[Tensor, list[ShardedParameter]]:
+        """The gradients laid end to end, (N, numbers of a rank), with each rank's where a ring leaves them."""
+        widths, size = [each.width for each in group], self.communicator.size
+        vectors = torch.zeros(
+            size, sum(widths), dtype=self._reduce_dtype or widest(each.shard for each in group)
+        )
+        for each, columns in zip(group, vectors.split(widths, dim=1), strict=True):
+            gradient, each.whole.grad = each.whole.grad, None
+            if gradient is not None:  # else it came a second time, from a reentrant checkpoint
+                for rank, rows in enumerate(gradient.split(each.rows)):
+                    columns[place_of(rank, size), : rows.numel()] = rows.reshape(-1)
+        return vectors, group
+
+    def _reduce(self, vectors: Tensor, group: list[ShardedParameter]) -> None:
+        ring_reduce_scatter(self.communicator, as_array(vectors).reshape(-1), "mean")
+        mine = vectors[place_of(self.communicator.rank, len(vectors))].clone()  # so that the others can go
+        for each, gradient in zip(group, mine.split([each.width for each in group]), strict=True):
+            gradient = gradient[: each.shard.numel()].view(each.shard.shape).to(each.shard.dtype)
+            each.shard.grad = gradient if each.shard.grad is None else each.shard.grad.add_(gradient)
+
+    def _all_reduce(self, gradients: list[Tensor]) -> None:
+        dtype = self._reduce_dtype or widest(gradients)
+        vector = torch.cat([gradient.reshape(-1).to(dtype) for gradient in gradients])
+        ring_all_reduce(self.communicator, as_array(vector), "mean")
+        for gradient, mean in zip(gradients, vector.split([each.numel() for each in gradients]), strict=True):
+            gradient.copy_(mean.view(gradient.shape))
 
 
 def within(
-    module: nn.Module, unit: nn.Module, units: Mapping[nn.Module, Any]
-) -> Iterator[tuple[nn.Module, nn.Module]]:
-    """`module` and all modules in it, by each way that leads there, with the innermost of `units` around them."""
-    unit = module if module in units else unit
-    yield module, unit
-    for child in module.children():
-        yield from within(child, unit, units)
+    module: nn.Module, unit: Unit, units: Mapping[nn.Module, Unit], path: str = ""
+) -> Iterator[tuple[str, nn.Module, Unit]]:
+    """The paths of `module` and of all modules in it, by each way that leads there, with the innermost unit around."""
+    unit = units.get(module, unit)
+    yield path, module, unit
+    for name, child in module._modules.items():
+        if child is not None:
+            yield from within(child, unit, units, f"{path}{name}.")
+
+
+def widest(tensors: Iterable[Tensor]) -> torch.dtype:
+    """The dtype of most bytes; float32 instead of bfloat16, in which NumPy cannot add."""
+    dtype = max((each.dtype for each in tensors), key=lambda dtype: dtype.itemsize)
+    return torch.float32 if dtype == torch.bfloat16 else dtype
 
 
 def place_of(rank: int, size: int) -> int:
@@ -471,9 +450,12 @@ def place_of(rank: int, size: int) -> int:
 
 
 def gather_rows(communicator: Communicator, shards: Sequence[Tensor], padded: list[Tensor]) -> None:
-    """Fill each of `padded`, (N, width), with all ranks' shards of it, in one all-gather of bytes."""
+    """Fill each of `padded`, (N, width), with all ranks' shards of it, in one all-gather of bytes.
+
+    Those of wide dtypes come first, so that all are aligned.
+    """
     widths = [each[0].nbytes for each in padded]
-    rest = -sum(widths) % ALIGNMENT
+    rest = -sum(widths) % padded[0].itemsize
     packed = torch.empty(communicator.size, sum(widths) + rest, dtype=torch.uint8)
     parts = [
         part.view(each.dtype)

@@ -1,0 +1,384 @@
+"""FullySharded equals training in one process, sends what the formula says, and holds its rows alone."""
+
+import threading
+
+import pytest
+import torch
+from parallel_training import (
+    MODULES,
+    OPTIMIZERS,
+    batches,
+    by_one_process,
+    divisible,
+    held_numbers,
+    made,
+    one_step,
+    train,
+)
+from torch import nn
+from torch.nn.functional import mse_loss
+from torch.utils.checkpoint import checkpoint
+
+from workshop_utils import on_ranks
+from workshop_utils.comm import threads
+from workshop_utils.comm.communicator import CommunicationError
+from workshop_utils.parallel import gpt
+from workshop_utils.parallel.data import UnusedParameters
+from workshop_utils.parallel.fully_sharded import FullySharded
+
+pytestmark = pytest.mark.processes
+
+SIZES = gpt.GPTSizes(layers=3, width=12, heads=3, sequence=6, vocabulary=7)
+
+
+def trained(communicator, name, optimizer, parts=1, **options):
+    """All parameters after training by this rank and the others. Only rank 0 starts with those of seed 0."""
+    kind, of_optimizer = OPTIMIZERS[optimizer]
+    module = made(name, seed=communicator.rank)
+    names = [name for name, _ in module.named_parameters()]
+    with FullySharded(module, communicator, **options) as model:
+        optimize = kind([each for each in model.parameters() if each.requires_grad], **of_optimizer)
+        train(model, optimize, communicator, parts)
+        state = model.full_state_dict()
+    return torch.cat([state[name].reshape(-1) for name in names])
+
+
+CASES = [(name, "AdamW", size, 1) for name in MODULES for size in (1, 2, 3)]
+CASES += [("tied", optimizer, 3, 1) for optimizer in ("momentum", "Adam", "RMSprop")]
+CASES += [("plain", "AdamW", 2, 2)]  # gradients of two backward passes add up
+WAYS = [{}, {"prefetch": False}, {"reshard_after_forward": False}]
+
+
+@pytest.mark.parametrize("way", WAYS, ids=str)
+@pytest.mark.parametrize(("name", "optimizer", "size", "parts"), CASES)
+def test_sharded_equals_serial_from_rank_0s_parameters(name, optimizer, size, parts, way):
+    expected = by_one_process(made(name), optimizer, size)
+    for parameters in threads.run(size, lambda each: trained(each, name, optimizer, parts, **way)):
+        torch.testing.assert_close(parameters, expected, rtol=0, atol=1e-12)
+
+
+def test_sharded_processes_over_tcp_train_what_one_process_trains():
+    expected = by_one_process(made("tied"), "AdamW", 3)
+    for parameters in on_ranks(3, trained, {"name": "tied", "optimizer": "AdamW"}).values:
+        torch.testing.assert_close(parameters, expected, rtol=0, atol=1e-12)
+
+
+# A GPT, wrapped by block.
+
+
+class Checkpointed(nn.Module):
+    """A block whose activations, or those of whose MLP alone, are computed again in the backward pass."""
+
+    def __init__(self, block, whole, reentrant):
+        super().__init__()
+        self.block, self.whole, self.reentrant = block, whole, reentrant
+
+    def forward(self, x):
+        if self.whole:
+            return checkpoint(self.block, x, use_reentrant=self.reentrant)
+        x = x + self.block.attention(self.block.norm1(x))
+        return x + checkpoint(lambda y: self.block.mlp(self.block.norm2(y)), x, use_reentrant=self.reentrant)
+
+
+def model_of(how="plain", dtype=torch.float64):
+    model = gpt.GPT(SIZES, dtype=dtype)
+    layers = model.layers
+    if how == "tied":
+        layers[-1].vocabulary.weight = layers[0].token.weight
+    elif how == "frozen":
+        for name, parameter in model.named_parameters():
+            parameter.requires_grad = "norm" in name or name.startswith("layers.3.mlp")
+        layers[2].requires_grad_(False)
+    elif how.startswith("checkpoint"):
+        for index in range(1, 4):
+            layers[index] = Checkpointed(layers[index], "block" in how, "reentrant" in how)
+    return model
+
+
+def units_of(model):
+    """Its blocks; of one that is checkpointed as a whole, what is called again in the backward pass."""
+    return [each.block if getattr(each, "whole", False) else each for each in list(model.layers)[1:-1]]
+
+
+def half_of(rank, size):
+    tokens, targets = (each % 7 for each in gpt.batch_of(gpt.manual(), 1, 2 * size, 6))
+    return tokens[2 * rank : 2 * rank + 2], targets[2 * rank : 2 * rank + 2]
+
+
+HOWS = ("plain", "tied", "frozen", "checkpoint mlp", "checkpoint block", "checkpoint block reentrant")
+
+
+@pytest.mark.parametrize("size", [2, 3])
+@pytest.mark.parametrize("how", HOWS)
+def test_gradients_are_rows_of_those_of_one_process_added_up_over_two_passes(how, size):
+    alone = model_of(how)
+    for rank in range(size):
+        tokens, targets = half_of(rank, size)
+        (2 * gpt.cross_entropy(alone(tokens), targets) / size).backward()
+
+    def program(communicator):
+        tokens, targets = half_of(communicator.rank, size)
+        module = model_of(how)
+        ignored = [module.layers[1].norm1, module.layers[-1].norm.weight] if how == "plain" else []
+        replicated = (
+            {"layers.1.norm1.weight", "layers.1.norm1.bias", "layers.4.norm.weight"} if ignored else set()
+        )
+        with FullySharded(module, communicator, units=units_of(module), ignored=ignored) as model:
+            for _ in range(2):
+                gpt.cross_entropy(model(tokens), targets).backward()
+            assert [name for name, _ in module.named_parameters()] == [
+                name for name, _ in alone.named_parameters()
+            ]
+            for (name, whole), shard in zip(alone.named_parameters(), module.parameters(), strict=True):
+                rows = (whole, whole.grad)
+                if name not in replicated:
+                    parts = [None if each is None else each.chunk(size) for each in rows]
+                    none = whole[:0]
+                    at = communicator.rank
+                    rows = [None if part is None else part[at] if at < len(part) else none for part in parts]
+                torch.testing.assert_close(shard.detach(), rows[0].detach(), rtol=0, atol=0)
+                if rows[1] is None:
+                    assert shard.grad is None
+                else:
+                    torch.testing.assert_close(shard.grad, rows[1].detach(), rtol=0, atol=1e-12)
+                assert module.state_dict()[name].shape == shard.shape
+
+    threads.run(size, program)
+
+
+def test_whole_parameters_are_let_go_of_in_evaluation_and_after_failures():
+    def program(communicator):
+        module = model_of()
+        tokens, _ = half_of(communicator.rank, 2)
+        with FullySharded(module, communicator, units=units_of(module)) as model, torch.no_grad():
+            first, second = model(tokens), model(tokens)
+            expected = model_of()(tokens)
+            torch.testing.assert_close(first, expected, rtol=0, atol=1e-12)
+            torch.testing.assert_close(second, expected, rtol=0, atol=1e-12)
+            assert held(model) == 0
+        with FullySharded(divisible(), communicator) as model:
+            with pytest.raises(RuntimeError, match="shapes"):
+                model(torch.ones(1, 3).double())
+            assert held(model) == 0
+            one_step(model, torch.optim.SGD(model.parameters()))
+
+    threads.run(2, program)
+
+
+def held(model):
+    """Bytes of whole parameters."""
+    return sum(each.padded.untyped_storage().nbytes() for each in set(model._sharded.values()))
+
+
+@pytest.mark.parametrize("reduce_dtype", [None, torch.float32, torch.float16])
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_in_mixed_precision_shards_and_gradients_keep_their_dtype(dtype, reduce_dtype):
+    tokens = [half_of(rank, 2)[0] for rank in range(2)]
+    alone = [model_of(dtype=torch.float32).to(dtype) for _ in range(2)]
+    for model, each in zip(alone, tokens, strict=True):
+        model(each).float().square().mean().backward()
+
+    def program(communicator):
+        module = model_of(dtype=torch.float32)
+        options = {"param_dtype": dtype, "reduce_dtype": reduce_dtype}
+        with FullySharded(module, communicator, units=units_of(module), **options) as model:
+            given = model(tokens[communicator.rank])
+            assert given.dtype == dtype
+            given.float().square().mean().backward()
+            for shard, *others in zip(
+                module.parameters(), *(each.parameters() for each in alone), strict=True
+            ):
+                assert shard.dtype == shard.grad.dtype == torch.float32
+                mean = torch.stack([each.grad.float() for each in others]).mean(0)
+                rows = mean.chunk(2)
+                at = communicator.rank
+                expected = rows[at] if at < len(rows) else mean[:0]
+                atol = 0.0 if reduce_dtype != torch.float16 else 2e-3
+                torch.testing.assert_close(shard.grad, expected, rtol=0, atol=atol)
+
+    threads.run(2, program)
+
+
+def test_bfloat16_parameters_are_reduced_in_float32_and_reducing_in_bfloat16_is_refused():
+    def program(communicator):
+        with FullySharded(nn.Linear(3, 2).bfloat16(), communicator, units=[]) as model:
+            model(torch.ones(1, 3).bfloat16() * (1 + communicator.rank)).sum().backward()
+            assert model.module.weight.grad.tolist() == [[1.5] * 3]
+            assert model.module.weight.grad.dtype == torch.bfloat16
+        with pytest.raises(ValueError, match=r"reduce_dtype is torch\.bfloat16, .* use torch\.float32"):
+            FullySharded(nn.Linear(3, 2), communicator, reduce_dtype=torch.bfloat16)
+
+    threads.run(2, program)
+
+
+# What is sent, and when.
+
+
+@pytest.mark.parametrize("size", [1, 2, 4])
+@pytest.mark.parametrize(("reshard", "passes"), [(False, 2), (True, 3)])
+def test_it_sends_what_the_formula_says_and_holds_an_nth_between_steps(size, reshard, passes):
+    def program(communicator):
+        with FullySharded(divisible(), communicator, reshard_after_forward=reshard) as model:
+            optimizer = torch.optim.Adam(model.parameters())
+            communicator.traffic.reset()
+            one_step(model, optimizer)
+            assert sum(p.untyped_storage().nbytes() for p in model.parameters()) == 8 * whole / size
+            assert sum(p.grad.numel() for p in model.parameters()) == whole / size
+            assert held_numbers(optimizer) == 2 * whole / size
+            assert held(model) == 0
+            return int(communicator.traffic.bytes_sent.sum())
+
+    whole = sum(parameter.numel() for parameter in divisible().parameters())
+    for sent in threads.run(size, program):
+        assert sent == passes * 8 * whole * (size - 1) / size
+
+
+@pytest.mark.parametrize("prefetch", [True, False])
+def test_at_most_two_units_are_whole_at_a_time(prefetch):
+    unit = 8 * (8 * 8 + 8)
+
+    def program(communicator):
+        module = nn.Sequential(*[nn.Linear(8, 8) for _ in range(5)]).double()
+        with FullySharded(module, communicator, prefetch=prefetch) as model:
+            seen = []
+            for layer in module:
+                layer.register_forward_hook(lambda *_: seen.append(held(model) / unit))
+            for parameter in model._names:
+                parameter.register_hook(lambda _: seen.append(held(model) / unit))
+            for _ in range(2):
+                model(torch.ones(1, 8).double()).sum().backward()
+            assert len(seen) == 2 * (5 + 10)
+            return max(seen)
+
+    assert threads.run(2, program) == [2 if prefetch else 1] * 2
+
+
+def test_events_are_the_same_on_all_ranks_in_the_order_of_the_passes():
+    def program(communicator):
+        with FullySharded(divisible(), communicator) as model:
+            model.events = []
+            one_step(model, torch.optim.SGD(model.parameters()))
+            assert all(event.start <= event.end for event in model.events)
+            return [f"{event.kind} {event.unit}" for event in model.events]
+
+    first, second = threads.run(2, program)
+    assert first == second == ["gather 0", "gather 1", "gather 2", "gather 2", "gather 1", "reduce 2", "gather 0",
+                               "reduce 1", "reduce 0"]  # fmt: skip
+
+
+# State, clipping, errors.
+
+
+def test_a_whole_state_is_what_one_process_has_and_can_be_loaded_by_other_numbers_of_ranks():
+    module = model_of("tied")
+    state = module.state_dict()
+
+    def program(communicator):
+        other = model_of("tied")
+        with torch.no_grad():
+            for each in other.parameters():
+                each.zero_()
+        with FullySharded(other, communicator, units=units_of(other)) as model:
+            model.load_full_state_dict(state)
+            full = model.full_state_dict()
+            assert list(full) == list(state)
+            assert all(torch.equal(full[name], state[name]) for name in state)
+            with pytest.raises(ValueError, match=r"of shape \(2, 2\); it must be \(7, 12\)"):
+                model.load_full_state_dict(state | {"layers.0.token.weight": torch.ones(2, 2)})
+            with pytest.raises(RuntimeError, match="Missing key"):
+                model.load_full_state_dict({})
+
+    for size in (1, 3):
+        threads.run(size, program)
+
+
+@pytest.mark.parametrize("max_norm", [0.01, 1e6])
+def test_the_norm_that_clips_is_that_of_one_process(max_norm):
+    alone = model_of()
+    tokens, targets = half_of(0, 1)
+    gpt.cross_entropy(alone(tokens), targets).backward()
+    expected = torch.nn.utils.clip_grad_norm_(alone.parameters(), max_norm).item()
+
+    def program(communicator):
+        module = model_of()
+        ignored = [module.layers[1].norm1]
+        with FullySharded(module, communicator, units=units_of(module), ignored=ignored) as model:
+            gpt.cross_entropy(model(tokens), targets).backward()
+            assert model.clip_grad_norm_(max_norm) == pytest.approx(expected, rel=1e-12)
+            bias = alone.layers[1].norm1.bias.grad
+            torch.testing.assert_close(module.layers[1].norm1.bias.grad, bias, rtol=0, atol=1e-12)
+
+    threads.run(3, program)
+
+
+def test_a_parameter_without_a_gradient_is_named():
+    def program(communicator):
+        module = nn.ModuleDict({"used": nn.Linear(5, 3), "idle": nn.Linear(5, 3)}).double()
+        module.forward = lambda inputs: module["used"](inputs)
+        with FullySharded(module, communicator) as model:
+            model(torch.ones(1, 5).double()).sum().backward()
+
+    with pytest.raises(UnusedParameters, match=r"idle\.(weight|bias).* had no part in this step on rank 0"):
+        threads.run(1, program)
+
+
+def test_a_unit_of_another_module_is_refused():
+    with pytest.raises(ValueError, match="units has a Linear that is not within the module"):
+        threads.run(1, lambda each: FullySharded(divisible(), each, units=[nn.Linear(1, 1)]))
+
+
+def test_an_error_of_communication_reaches_who_waits_and_no_thread_is_left():
+    def program(communicator):
+        with FullySharded(divisible(), communicator) as model:
+            if communicator.rank == 1:
+                raise ZeroDivisionError
+            with pytest.raises(CommunicationError, match="rank 1"):
+                one_step(model, torch.optim.SGD(model.parameters()))
+
+    with pytest.raises(ZeroDivisionError):
+        threads.run(2, program)
+    assert not [each for each in threading.enumerate() if each.name.startswith("workshop-communication")]
+
+
+class Odd(nn.Module):
+    """A scalar, a parameter without rows, and numbers of several sizes in one unit."""
+
+    def __init__(self):
+        super().__init__()
+        self.scale, self.none = nn.Parameter(torch.tensor(2.0)), nn.Parameter(torch.ones(0, 3))
+        self.short = nn.Parameter(torch.ones(5).half())
+        self.steps = nn.Parameter(torch.arange(3), requires_grad=False)
+        self.wide = nn.Parameter(torch.ones(1, 4).double())
+
+    def forward(self, x):
+        return self.scale * (x * self.short.sum() + self.wide.sum() + self.none.sum() + self.steps.sum())
+
+
+def test_scalars_are_replicated_and_dtypes_may_be_mixed():
+    def program(communicator):
+        module = Odd()
+        with FullySharded(module, communicator) as model:
+            model(torch.ones(1) * (1 + communicator.rank)).sum().backward()
+            assert module.scale.grad == 12 + (5 + 10) / 2 - 5
+            assert module.short.grad.tolist() == [3.0] * (3 if communicator.rank == 0 else 2)
+            assert module.wide.grad.shape == module.wide.shape == (1 - communicator.rank, 4)
+            assert module.none.grad.shape == (0, 3)
+            assert {name: each.dtype for name, each in module.named_parameters()} == {
+                name: each.dtype for name, each in Odd().named_parameters()
+            }
+
+    threads.run(2, program)
+
+
+def test_inputs_get_their_gradients():
+    inputs, targets = next(iter(batches(1)))
+    expected = inputs.clone().requires_grad_()
+    mse_loss(made("plain")(expected), targets).backward()
+
+    def program(communicator):
+        given = inputs.clone().requires_grad_()
+        with FullySharded(made("plain"), communicator) as model:
+            mse_loss(model(given), targets).backward()
+        torch.testing.assert_close(given.grad, expected.grad, rtol=0, atol=1e-12)
+
+    threads.run(2, program)
