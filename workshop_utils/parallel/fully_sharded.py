@@ -146,6 +146,7 @@ class FullySharded(nn.Module):
             last time, in backward passes the one before.
 
     Attributes:
+        sharded: parameters by name.
         events: set to [] to record them.
 
     Raises:
@@ -184,7 +185,7 @@ class FullySharded(nn.Module):
         if reduce_dtype == torch.bfloat16:
             raise ValueError("reduce_dtype is torch.bfloat16, in which NumPy cannot add; use torch.float32")
         self._names: dict[nn.Parameter, str] = {}  # of those that get gradients: whole and replicated ones
-        self._sharded: dict[str, ShardedParameter] = {}
+        self.sharded: dict[str, ShardedParameter] = {}
         self._shard(by_module)
         self._came: set[nn.Parameter] = set()  # whose gradients are there
         self._began: list[Unit] = []  # in the order in which this forward pass came to them, or the last one
@@ -208,7 +209,7 @@ class FullySharded(nn.Module):
                     parameter, [place[2:] for place in places], self.communicator, self._param_dtype
                 )
                 holder.parameters.append(sharded)
-                self._sharded |= {place[1]: sharded for place in places}
+                self.sharded |= {place[1]: sharded for place in places}
                 self._expect(holder, sharded.whole, places[0][1])
         for module, unit in units.items():
             if not unit.parameters and unit is not self._root:
@@ -231,7 +232,7 @@ class FullySharded(nn.Module):
     def full_state_dict(self) -> dict[str, Tensor]:
         """The state of `module` by name, with whole parameters; all ranks call it together."""
         state: dict[str, Tensor] = self.module.state_dict()
-        for name, each in self._sharded.items():
+        for name, each in self.sharded.items():
             padded = torch.empty(self.communicator.size, each.width, dtype=each.shard.dtype)
             gather_rows(self.communicator, [each.shard.detach()], [padded])
             state[name] = each.unpadded(padded)
@@ -245,7 +246,7 @@ class FullySharded(nn.Module):
             RuntimeError: if names are missing, or there are others.
         """
         mine = {
-            name: self._sharded[name].cut(each) if name in self._sharded else each
+            name: self.sharded[name].cut(each) if name in self.sharded else each
             for name, each in state.items()
         }
         self.module.load_state_dict(mine)
