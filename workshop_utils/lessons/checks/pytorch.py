@@ -20,6 +20,7 @@ from workshop_utils.lessons.checks import (
     refuse,
     result_of,
 )
+from workshop_utils.lessons.checks.collectives import Work, noted
 from workshop_utils.lessons.checks.cuts import Parts, all_parts, first_difference
 from workshop_utils.lessons.checks.open_question import measured, question, runs_of
 from workshop_utils.lessons.checks.processes import values_on_ranks
@@ -80,34 +81,6 @@ def _ratio(longer: float, shorter: float, least: float) -> float:
     short = f"`results` has a step of {min(longer, shorter):.2f} s; its device alone needs {least:.2f} s"
     refuse(not min(longer, shorter) > 0.95 * least, f"{short}.")
     return longer / shorter
-
-
-class _Work:
-    """A collective under way, as its caller sees it; `finish` is called once, when it is waited for."""
-
-    def __init__(
-        self, work: Any, finish: Callable[[], Any] = lambda: None, waits: Callable[[], None] = lambda: None
-    ) -> None:
-        self._work, self._finish, self._waits = work, finish, waits
-        self.is_done = False
-
-    def wait(self, *timeout: Any) -> bool:
-        self._waits()
-        self._work.wait(*timeout)
-        self._end()
-        return True
-
-    def is_completed(self) -> bool:
-        if done := bool(self._work.is_completed()):
-            self._end()
-        return done
-
-    def get_future(self) -> Any:
-        return self._work.get_future().then(lambda done: self._end() or done.value())
-
-    def _end(self) -> Any:
-        done, self.is_done = self.is_done, True
-        return None if done else self._finish()
 
 
 class _Sent(NamedTuple):
@@ -234,7 +207,7 @@ def _watched(dist: Any, parameters: Sequence[Any]) -> Iterator[_Step]:
     import torch
 
     step = _Step([parameter.numel() for parameter in parameters])
-    works: list[_Work] = []
+    works: list[Work] = []
     came, running = 0, False
     real, real_backward = dist.all_reduce, torch.autograd.backward
 
@@ -267,7 +240,7 @@ def _watched(dist: Any, parameters: Sequence[Any]) -> Iterator[_Step]:
             tensor.detach().copy_(copy)
             return [tensor]
 
-        works.append(_Work(real(copy, op, group, async_op=True), finish, waits))
+        works.append(Work(real(copy, op, group, async_op=True), finish, waits))
         return works[-1]
 
     hooks = [parameter.register_post_accumulate_grad_hook(note) for parameter in parameters]
@@ -380,8 +353,8 @@ def _shard(dist: Any, answer: Callable[..., Any]) -> _Sharded:
             copy.grad = torch.randn_like(copy)
             parameter.grad = copy.grad.clone()
         reference.step()
-        works: list[_Work] = []
-        with count_bytes(dist.barrier) as counted, _collectives(dist, works):
+        works: list[Work] = []
+        with count_bytes(dist.barrier) as counted, noted(dist, works):
             step()
         shard.sent = counted.sent
         shard.optimizers = shard.optimizers if number else len(made)
@@ -398,23 +371,6 @@ def _shard(dist: Any, answer: Callable[..., Any]) -> _Sharded:
         each.numel() for one in made for group in one.param_groups for each in group["params"]
     )
     return shard
-
-
-def _collectives(dist: Any, works: list[_Work]) -> Any:
-    """Note in `works` the collectives that are begun with `async_op=True` while the block runs."""
-
-    def noting(real: Callable[..., Any]) -> Callable[..., Any]:
-        def collective(*arguments: Any, **options: Any) -> Any:
-            if (work := real(*arguments, **options)) is None:
-                return None
-            works.append(_Work(work))
-            return works[-1]
-
-        return collective
-
-    names = "broadcast", "scatter", "all_gather", "all_gather_into_tensor", "all_reduce"
-    noted: dict[str, Any] = {name: noting(getattr(dist, name)) for name in names}
-    return mock.patch.multiple(dist, **noted)
 
 
 def _filled(nbytes: Sequence[int], limits: Sequence[int], passes: bool = False) -> Parts:
