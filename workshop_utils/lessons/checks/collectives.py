@@ -1,12 +1,22 @@
-"""What a learner's function does with PyTorch's collectives: what it begins, and what it waits for."""
+"""What a learner's function does with PyTorch's collectives: what it begins, waits for, sends, and keeps.
+
+Both ways to look are needed. `noted` sees the calls of `torch.distributed`, and so who waits; a `tracer` sees what
+PyTorch's dispatcher runs, however it was called, and so what is sent and what memory is made.
+"""
 
 from __future__ import annotations
 
+import contextlib
+import gc
 import inspect
 import math
-from collections.abc import Callable
-from typing import Any
+import time
+import weakref
+from collections.abc import Callable, Iterator
+from typing import Any, NamedTuple
 from unittest import mock
+
+from workshop_utils.lessons.checks import NotYet, Wrong, number_of, refuse
 
 NAMES = "broadcast", "scatter", "all_reduce", "all_gather", "reduce_scatter", "all_to_all"
 FORMS = "", "_into_tensor", "_tensor", "_single"
@@ -74,3 +84,78 @@ def noted(dist: Any, works: list[Work]) -> Any:
     # Some names are new in PyTorch 2.13.
     stand_ins: dict[str, Any] = {name: noting(getattr(dist, name)) for name in names if hasattr(dist, name)}
     return mock.patch.multiple(dist, **stand_ins)
+
+
+def refuse_unwaited(works: list[Work], where: str) -> None:
+    """Raise Wrong if one of `works` was never waited for; forget them."""
+    never = sum(not work.is_done for work in works)
+    works.clear()
+    refuse(
+        never, f"{where}: {number_of(never, 'collective')} never waited for; the result comes with `wait`."
+    )
+
+
+@contextlib.contextmanager
+def agreed(dist: Any) -> Iterator[None]:
+    """Let all ranks raise the Wrong or NotYet that one raises in the block, so that nobody waits for it in vain."""
+    verdict = None
+    try:
+        yield
+    except (Wrong, NotYet) as error:
+        verdict = error
+    verdicts: list[Any] = [None] * dist.get_world_size()
+    dist.all_gather_object(verdicts, verdict)
+    for each in verdicts:
+        if each is not None:
+            raise each
+
+
+class Message(NamedTuple):
+    """A collective that a rank takes part in."""
+
+    name: str  # in PyTorch's dispatcher, such as "allgather_"
+    nbytes: int  # of the longest that goes in or comes out
+    numbers: int
+
+
+def tracer() -> Any:
+    """A context that notes in `messages` what is sent; `held` counts the bytes made in it that somebody still holds."""
+    from torch import Tensor, nn
+    from torch.utils._python_dispatch import TorchDispatchMode
+    from torch.utils._pytree import tree_leaves
+
+    def tensors(things: Any) -> list[Tensor]:
+        return [each for each in tree_leaves(things) if type(each) in (Tensor, nn.Parameter)]
+
+    def size(things: Any) -> tuple[int, int]:
+        some = tensors(things)
+        return sum(each.nbytes for each in some), sum(each.numel() for each in some)
+
+    class Tracer(TorchDispatchMode):
+        def __init__(self) -> None:
+            super().__init__()
+            self.messages: list[Message] = []
+            self._storages: Any = weakref.WeakSet()
+
+        def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+            made = func(*args, **(kwargs or {}))
+            library, _, name = func.name().partition("::")
+            if "c10d" in library and not name.startswith(("barrier", "recv", "wait", "_wrap")):
+                self.messages.append(Message(name.partition(".")[0], *max(map(size, (*args, made)))))
+            given = {each.untyped_storage().data_ptr() for each in tensors(args)}
+            for each in tensors(made):
+                if each.untyped_storage().data_ptr() not in given:
+                    self._storages.add(each.untyped_storage())
+            return made
+
+        def held(self, most: int) -> int:
+            """The bytes that are still held, once they are `most`, or after a second: Gloo's threads let go late."""
+            deadline = time.monotonic() + 1
+            while True:
+                gc.collect()
+                nbytes = sum(each.nbytes() for each in self._storages)
+                if nbytes <= most or time.monotonic() > deadline:
+                    return nbytes
+                time.sleep(0.001)
+
+    return Tracer()

@@ -14,13 +14,14 @@ from workshop_utils.lessons.checks import (
     NotYet,
     Wrong,
     exercise,
+    explain,
     listed,
     mistakes,
     number_of,
     refuse,
     result_of,
 )
-from workshop_utils.lessons.checks.collectives import Work, noted
+from workshop_utils.lessons.checks.collectives import Work, agreed, noted, refuse_unwaited, tracer
 from workshop_utils.lessons.checks.cuts import Parts, all_parts, first_difference
 from workshop_utils.lessons.checks.open_question import measured, question, runs_of
 from workshop_utils.lessons.checks.processes import values_on_ranks
@@ -38,6 +39,8 @@ PASSES = 1.75
 WIDTHS = (48, 64, 64, 48)
 NUMBERS = sum((inputs + 1) * outputs for inputs, outputs in itertools.pairwise(WIDTHS))
 STEPS = 3
+# Rows and columns of a sharded unit's weight. N divides no rows, and the last of three ranks has none of four.
+UNITS = ((25, 30), (31, 25), (4, 31))
 TOKENS = 32  # of the open question on prefetch
 
 no_sync_gain = question(__name__, "no_sync_gain")
@@ -371,6 +374,160 @@ def _shard(dist: Any, answer: Callable[..., Any]) -> _Sharded:
         each.numel() for one in made for group in one.param_groups for each in group["params"]
     )
     return shard
+
+
+@exercise
+def sharded_unit(answer: Any) -> str:
+    """`answer.apply(dist, rows, shard, inputs)` is a linear layer whose weight is whole in its passes alone."""
+    for size in (2, 3):
+        where = f"on {size} ranks"
+        arguments = {"answer": getattr(answer, "apply", answer), "where": where}
+        values_on_ranks(where, size, _train_units, arguments, framework="torch")
+    return (
+        "on 2 and on 3 ranks three units train as on one process, each by two all-gathers and one reduce-scatter a "
+        "step, and no rank keeps a whole weight between the passes."
+    )
+
+
+def _train_units(dist: Any, answer: Callable[..., Any], where: str) -> bool:
+    """On a rank: two steps of three units in a row, each beside what one process computes."""
+    import torch
+    from torch import nn
+
+    torch.manual_seed(0)
+    size, rank = dist.get_world_size(), dist.get_rank()
+    weights = [torch.randn(*shape, dtype=torch.float64) for shape in UNITS]
+    shards = [nn.Parameter(_padded_shards(weight, size)[rank]) for weight in weights]
+    for step, batch in enumerate(torch.randn(2, size, 3, UNITS[0][1], dtype=torch.float64), 1):
+        # Of all ranks: a unit's inputs, and gradients with respect to its outputs.
+        inputs, gradients = [batch], [torch.randn(size, 3, UNITS[-1][0], dtype=torch.float64)]
+        for weight in weights:
+            inputs.append(inputs[-1] @ weight.T)
+        for weight in reversed(weights):
+            gradients.insert(0, gradients[0] @ weight)
+        units = [
+            _Unit(f"{where}, step {step}, rank {rank}, unit {number}", dist, len(weight), shard, given[rank])
+            for number, (weight, shard, given) in enumerate(zip(weights, shards, inputs, strict=False), 1)
+        ]
+        for unit, expected in zip(units, inputs[1:], strict=True):
+            with agreed(dist):
+                unit.pass_forward(answer, expected[rank])
+        for at in reversed(range(len(units))):
+            by_rank = gradients[at + 1].mT @ inputs[at]
+            with agreed(dist):
+                units[at].pass_backward(gradients[at + 1][rank], gradients[at], by_rank)
+            weights[at] -= 0.1 * by_rank.mean(0)
+            shards[at].data = _padded_shards(weights[at], size)[rank]
+            shards[at].grad = None
+    return True
+
+
+def _padded_shards(weight: Any, size: int) -> list[Any]:
+    """As `_shards`, but all equally long; what is missing for that are zeros."""
+    from torch.nn.functional import pad
+
+    return _shards(pad(weight, (0, 0, 0, -len(weight) % size)), size)
+
+
+def _shards(whole: Any, size: int) -> list[Any]:
+    """The rows of `whole`, cut for N ranks as `fully_shard` cuts them: the last may have fewer, or none."""
+    rows = -(-len(whole) // size)
+    return [whole[rows * rank : rows * (rank + 1)].clone() for rank in range(size)]
+
+
+class _Unit:
+    """One unit in one step of one rank, and what the learner's two passes do."""
+
+    def __init__(self, where: str, dist: Any, rows: int, shard: Any, inputs: Any) -> None:
+        self._where, self._dist, self._rows, self._shard = where, dist, rows, shard
+        self._size, self._rank = dist.get_world_size(), dist.get_rank()
+        self._inputs = inputs.clone().requires_grad_()
+        self._outputs: Any = None
+
+    def pass_forward(self, answer: Callable[..., Any], expected: Any) -> None:
+        """Judge the forward pass; `expected` is what it gives on one process."""
+        where = f"{self._where}, forward pass"
+        with self._watched_pass(where, 1):
+            outputs = result_of(answer, self._dist, self._rows, self._shard, self._inputs)
+            refuse(
+                not hasattr(outputs, "grad_fn"),
+                f"{where}: it gives a {type(outputs).__name__}, not a tensor.",
+            )
+            self._outputs = outputs
+            del outputs
+        columns, right = self._outputs.shape[-1], expected.shape[-1]
+        rest = "cut off the padding" if columns > right else "gather the other ranks' rows"
+        refuse(columns != right, f"{where}: outputs have {columns} columns, not {right}; {rest}.")
+        _compare(f"{where}: outputs are ", self._outputs, expected, {})
+        refuse(not self._outputs.requires_grad, f"{where}: outputs know of no backward pass.")
+
+    def pass_backward(self, gradient: Any, of_inputs: Any, of_weight: Any) -> None:
+        """Judge the backward pass from the outputs' `gradient`; what it must give stands there by ranks."""
+        where, size, rank = f"{self._where}, backward pass", self._size, self._rank
+        with self._watched_pass(where, 2):
+            try:
+                self._outputs.backward(gradient)
+            except RuntimeError as error:
+                each = "one for each argument of `forward`: None, None, the shard's and the inputs', in their shapes"
+                refuse("returned an in" in str(error), f"{where}: {error}; return {each}.")
+                raise
+            self._outputs = None
+        shard, inputs = self._shard.grad, self._inputs.grad
+        refuse(shard is None, f"{where}: the shard's gradient is missing; return it third.")
+        refuse(inputs is None, f"{where}: the inputs' gradient is missing; the unit before needs it.")
+        padding = max(0, self._rows - rank * len(shard))  # begins there
+        counts = "a norm over the shard counts it"
+        refuse(shard[padding:].any(), f"{where}: the padding's gradient is not 0, and {counts}.")
+        means, own = _padded_shards(of_weight.mean(0), size), _padded_shards(of_weight[rank], size)[rank]
+        wrong = {
+            "the ranks' sum; divide by the number of ranks.": means[rank] * size,
+            "divided by the number of ranks twice.": means[rank] / size,
+            "of this rank's batch alone; reduce them.": own,
+            "of this rank's batch alone, divided; reduce them.": own / size,
+        }
+        wrong |= {f"those of rank {other}'s rows.": mean for other, mean in enumerate(means) if other != rank}
+        _compare(f"{where}: the shard's gradients are ", shard, means[rank], wrong)
+        nobody = "the inputs are this rank's alone."
+        wrong = {
+            f"divided by the number of ranks; {nobody}": of_inputs[rank] / size,
+            f"the ranks' sum; {nobody}": of_inputs.sum(0),
+            f"the ranks' mean; {nobody}": of_inputs.mean(0),
+        }
+        _compare(f"{where}: the inputs' gradients are ", inputs, of_inputs[rank], wrong)
+
+    @contextlib.contextmanager
+    def _watched_pass(self, where: str, passes: int) -> Iterator[None]:
+        """Judge what is sent in the block, in passes of a whole weight, and what is left in memory."""
+        works: list[Work] = []
+        with tracer() as traced, noted(self._dist, works):
+            yield
+        refuse_unwaited(works, where)
+        reduced = [each.numbers for each in traced.messages if each.name in ("allreduce_", "all_reduce")]
+        alone = "the inputs are this rank's alone, and so is their gradient"
+        refuse(self._inputs.numel() in reduced, f"{where}: the inputs' gradient is all-reduced; {alone}.")
+        two = "an all-reduce gives every rank the whole by two passes; a reduce-scatter gives it its rows by one"
+        refuse(reduced, f"{where}: {two}.")
+        # Of N parts, N − 1 are sent; a collective has all N.
+        whole = {"send": self._size / (self._size - 1)}
+        sent = sum(each.nbytes * whole.get(each.name, 1) for each in traced.messages)
+        sent /= self._size * self._shard.nbytes
+        times = f"{sent:.2g} times the weight's bytes go around" if sent else "nothing is sent"
+        needs = ("one all-gather", "one all-gather, and one reduce-scatter of the gradient")[passes - 1]
+        refuse(not passes - 0.2 < sent < passes + 0.3, f"{where}: {times}; it needs {needs}.")
+        given = 0 if self._outputs is None else self._outputs.nbytes
+        few = self._shard.numel() + self._inputs.numel()
+        held = (traced.held(given + few * self._shard.itemsize) - given) // self._shard.itemsize
+        much = f"it still holds {held} numbers that it has made, more than shard and inputs together, {few}"
+        refuse(held > few, f"{where}: {much}; let go of the whole weight.")
+
+
+def _compare(what: str, got: Any, expected: Any, wrong: dict[str, Any]) -> None:
+    """Raise Wrong unless tensors are equal up to rounding, if possible with the sentence of a `wrong` value."""
+    if got.shape == expected.shape and bool(((got - expected).abs() < 1e-9).all()):
+        return
+    explain(got.detach(), wrong, where=what)
+    off = int((~((got - expected).abs() < 1e-9)).sum()) if got.shape == expected.shape else "all"
+    raise Wrong(f"{what}not those of one process: {off} of {expected.numel()} are wrong.")
 
 
 def _filled(nbytes: Sequence[int], limits: Sequence[int], passes: bool = False) -> Parts:
