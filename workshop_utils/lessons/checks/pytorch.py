@@ -5,23 +5,27 @@ from __future__ import annotations
 import contextlib
 import itertools
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 from unittest import mock
+
+import numpy as np
 
 from workshop_utils.lessons.checks import (
     NotYet,
     Wrong,
     exercise,
     explain,
+    is_missing,
     listed,
     mistakes,
     number_of,
     refuse,
+    refuse_any,
     result_of,
 )
-from workshop_utils.lessons.checks.collectives import Work, agreed, noted, refuse_unwaited, tracer
+from workshop_utils.lessons.checks.collectives import Message, Work, agreed, noted, refuse_unwaited, tracer
 from workshop_utils.lessons.checks.cuts import Parts, all_parts, first_difference
 from workshop_utils.lessons.checks.open_question import measured, question, runs_of
 from workshop_utils.lessons.checks.processes import values_on_ranks
@@ -41,6 +45,10 @@ NUMBERS = sum((inputs + 1) * outputs for inputs, outputs in itertools.pairwise(W
 STEPS = 3
 # Rows and columns of a sharded unit's weight. N divides no rows, and the last of three ranks has none of four.
 UNITS = ((25, 30), (31, 25), (4, 31))
+# Of parameters whose gradients are clipped. Of few rows, the last ranks have none.
+SHARDED, REPLICATED = ((7, 3), (4, 2), (1, 5)), ((3,), (2, 2))
+# Norm of the gradient, and what it is clipped to.
+CLIPS = ((5.0, 2.0), (5.0, 8.0), (0.0, 2.0))
 TOKENS = 32  # of the open question on prefetch
 
 no_sync_gain = question(__name__, "no_sync_gain")
@@ -528,6 +536,107 @@ def _compare(what: str, got: Any, expected: Any, wrong: dict[str, Any]) -> None:
     explain(got.detach(), wrong, where=what)
     off = int((~((got - expected).abs() < 1e-9)).sum()) if got.shape == expected.shape else "all"
     raise Wrong(f"{what}not those of one process: {off} of {expected.numel()} are wrong.")
+
+
+@exercise
+def clipped_norm(answer: Callable[..., Any]) -> str:
+    """`answer(dist, sharded, replicated, max_norm)` clips all `.grad` as one process does, and returns their norm."""
+    for size in (2, 3):
+        where = f"on {size} ranks"
+        arguments = {"answer": answer, "where": where}
+        values_on_ranks(where, size, _clip, arguments, framework="torch")
+    return "on 2 and on 3 ranks every gradient is clipped as on one process, by one message from each."
+
+
+def _clip(dist: Any, answer: Callable[..., Any], where: str) -> bool:
+    """On a rank: gradients with a large norm, with a small one, and of zeros."""
+    import torch
+    from torch import nn
+
+    size, rank = dist.get_world_size(), dist.get_rank()
+    for norm, max_norm in CLIPS:
+        torch.manual_seed(0)
+        whole = [torch.randn(*shape, dtype=torch.float64) for shape in SHARDED + REPLICATED]
+        now = math.sqrt(_squares(whole))
+        whole = [each * norm / now for each in whole]
+        ranks = list(zip(*(_shards(each, size) for each in whole[: len(SHARDED)]), strict=True))
+        gradients = [*ranks[rank], *whole[len(SHARDED) :]]
+        parameters = [nn.Parameter(torch.ones_like(each)) for each in gradients]
+        for parameter, gradient in zip(parameters, gradients, strict=True):
+            parameter.grad = gradient.clone()
+        here = f"{where}, rank {rank}, with norm {norm:g} and max_norm {max_norm:g}"
+        works: list[Work] = []
+        with agreed(dist):
+            with tracer() as traced, noted(dist, works):
+                got = answer(dist, parameters[: len(SHARDED)], parameters[len(SHARDED) :], max_norm)
+            refuse_unwaited(works, here)
+            new = [parameter.grad for parameter in parameters]
+            if is_missing(got):
+                _refuse_nothing(bool(traced.messages), new, gradients, here)
+            alone = "nothing is sent, and no rank can know the whole gradient's norm alone"
+            refuse(not traced.messages, f"{here}: {alone}; add up the squares of all ranks.")
+            squares = np.array([_squares(each) for each in ranks])
+            _judge_norm(got, norm, (squares, rank, _squares(whole[len(SHARDED) :]), max_norm), here)
+            _judge_messages(traced.messages, size * len(parameters), here)
+            _judge_clipped(new, gradients, min(1.0, max_norm / norm) if norm else 1.0, here)
+            changed = any(bool((each != 1).any()) for each in parameters)
+            refuse(changed, f"{here}: parameters have changed; scale their `.grad`.")
+    return True
+
+
+def _refuse_nothing(is_sent: bool, new: list[Any], old: list[Any], where: str) -> None:
+    is_same = all(got is not None and got.equal(was) for got, was in zip(new, old, strict=True))
+    if is_same and not is_sent:
+        raise NotYet("your function gave nothing: write it, then run this again.")
+    raise Wrong(f"{where}: nothing is returned; return the norm before clipping, which people log.")
+
+
+def _squares(tensors: Iterable[Any]) -> float:
+    return sum(float(each.square().sum()) for each in tensors)
+
+
+def _judge_norm(got: Any, norm: float, case: tuple[Any, ...], where: str) -> None:
+    try:
+        value = float(got)
+    except (TypeError, ValueError, RuntimeError):
+        raise Wrong(f"{where}: it returns a {type(got).__name__}; return the norm, a number.") from None
+    if math.isclose(value, norm, rel_tol=1e-6, abs_tol=1e-5):
+        return
+    returns = f"{where}: it returns {value:.3g}"
+    explain(value, mistakes(__name__, "clipped_norm"), *case, where=f"{returns}: ")
+    raise Wrong(f"{returns}, which is not the norm of the whole gradient.")
+
+
+def _judge_messages(messages: list[Message], most: int, where: str) -> None:
+    count, numbers = len(messages), sum(each.numbers for each in messages)
+    up = "add up the squares of all parameters first; one number is enough"
+    refuse(count > 1, f"{where}: {count} collectives; {up}.")
+    refuse(numbers > most, f"{where}: {numbers} numbers are sent; {up}.")
+
+
+def _judge_clipped(new: list[Any], old: list[Any], factor: float, where: str) -> None:
+    refuse(any(each is None for each in new), f"{where}: a `.grad` is None; scale it instead.")
+    pairs = list(zip(new, old, strict=True))
+    wrong = [not bool(((got - factor * was).abs() <= 1e-6 * was.abs()).all()) for got, was in pairs]
+    if not any(wrong):
+        return
+    times = _factor(*pairs[wrong.index(True)])
+    refuse_any(
+        f"{where}: ",
+        {
+            "gradients are NaN; a norm of 0 divides nothing.": any(bool(each.isnan().any()) for each in new),
+            "the gradients of `sharded` are right, those of `replicated` are not; scale both.": (
+                not any(wrong[: len(SHARDED)])
+            ),
+            "the gradients of `replicated` are right, those of `sharded` are not; scale both.": (
+                not any(wrong[len(SHARDED) :])
+            ),
+            "gradients are no multiple of what they were.": math.isnan(times),
+            f"gradients grow {times:.3g} times; a norm below max_norm stays as it is.": times > 1,
+            f"gradients are as before; they must become {factor:.3g} times as large.": times == 1,
+            f"gradients become {times:.3g} times as large; it must be {factor:.3g} on every rank.": True,
+        },
+    )
 
 
 def _filled(nbytes: Sequence[int], limits: Sequence[int], passes: bool = False) -> Parts:
