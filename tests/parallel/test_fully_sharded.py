@@ -245,7 +245,7 @@ def test_at_most_two_units_are_whole_at_a_time(prefetch):
                 layer.register_forward_hook(lambda *_: seen.append(held(model) / unit))
                 layer.register_full_backward_hook(lambda *_: seen.append(held(model) / unit))
             for _ in range(2):
-                model(torch.ones(1, 8).double()).sum().backward()
+                model(torch.ones(1, 8).double().requires_grad_()).sum().backward()
             assert len(seen) == 2 * (5 + 5)
             return max(seen)
 
@@ -289,25 +289,6 @@ def test_a_whole_state_is_what_one_process_has_and_can_be_loaded_by_other_number
 
     for size in (1, 3):
         threads.run(size, program)
-
-
-@pytest.mark.parametrize("max_norm", [0.01, 1e6])
-def test_the_norm_that_clips_is_that_of_one_process(max_norm):
-    alone = model_of()
-    tokens, targets = half_of(0, 1)
-    gpt.cross_entropy(alone(tokens), targets).backward()
-    expected = torch.nn.utils.clip_grad_norm_(alone.parameters(), max_norm).item()
-
-    def program(communicator):
-        module = model_of()
-        ignored = [module.layers[1].norm1]
-        with FullySharded(module, communicator, units=units_of(module), ignored=ignored) as model:
-            gpt.cross_entropy(model(tokens), targets).backward()
-            assert model.clip_grad_norm_(max_norm) == pytest.approx(expected, rel=1e-12)
-            bias = alone.layers[1].norm1.bias.grad
-            torch.testing.assert_close(module.layers[1].norm1.bias.grad, bias, rtol=0, atol=1e-12)
-
-    threads.run(3, program)
 
 
 def test_a_parameter_without_a_gradient_is_named():
@@ -381,3 +362,59 @@ def test_inputs_get_their_gradients():
         torch.testing.assert_close(given.grad, expected.grad, rtol=0, atol=1e-12)
 
     threads.run(2, program)
+
+
+class Twice(nn.Module):
+    """A unit that is called twice in a pass, beside one that gives two outputs."""
+
+    def __init__(self):
+        super().__init__()
+        self.layer, self.lstm = nn.Linear(5, 5), nn.LSTM(5, 3)
+        self.double()
+
+    def forward(self, x):
+        outputs, (_, cell) = self.lstm(self.layer(self.layer(x).tanh_()))
+        return {"outputs": outputs.relu_(), "cell": cell}
+
+
+def loss_of(outputs):
+    return outputs["outputs"].square().sum() + outputs["cell"].sum()
+
+
+@pytest.mark.parametrize("way", WAYS, ids=str)
+def test_units_called_twice_and_two_forward_passes_before_both_backward_passes(way):
+    torch.manual_seed(0)
+    alone = Twice()
+    inputs = torch.randn(2, 5, dtype=torch.float64).requires_grad_()
+    for _ in range(2):
+        loss_of(alone(inputs)).backward()
+        loss_of(alone(2 * inputs)).backward()
+    copies = [Twice() for _ in range(2)]
+    for each in copies:
+        each.load_state_dict(alone.state_dict())
+
+    def program(communicator):
+        module = copies[communicator.rank]
+        with FullySharded(module, communicator, **way) as model:
+            for _ in range(2):
+                first, second = loss_of(model(inputs.detach())), loss_of(model(2 * inputs.detach()))
+                first.backward()
+                second.backward()
+            for (name, whole), shard in zip(alone.named_parameters(), module.parameters(), strict=True):
+                expected = model.sharded[name].cut(whole.grad)
+                torch.testing.assert_close(shard.grad, expected, rtol=0, atol=1e-12)
+
+    threads.run(2, program)
+
+
+def test_a_unit_is_whole_before_earlier_hooks_on_its_output_as_those_of_emulated_devices():
+    def program(communicator):
+        module, shapes = divisible(), []
+        for layer in module:
+            note = lambda _, layer=layer: shapes.append(layer.weight.shape)  # noqa: E731
+            layer.register_forward_hook(lambda _, __, output, note=note: output.register_hook(note) and None)
+        with FullySharded(module, communicator) as model:
+            one_step(model, torch.optim.SGD(model.parameters()))
+        return shapes
+
+    assert threads.run(2, program) == [[(4, 8), (8, 8), (8, 5)]] * 2

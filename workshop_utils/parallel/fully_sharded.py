@@ -3,7 +3,6 @@
     model = FullySharded(module, communicator, units=module.blocks, param_dtype=torch.bfloat16)
     optimizer = torch.optim.AdamW(model.parameters())     # of shards
     loss_of(model(inputs)).backward()                     # each shard's .grad is now the mean of all ranks
-    model.clip_grad_norm_(1.0)
     optimizer.step()
 
 A *unit* is a module whose parameters are gathered and reduced together. What happens to one with K bytes of parameters:
@@ -24,13 +23,11 @@ Zhao et al. (2023), "PyTorch FSDP: experiences on scaling fully sharded data par
 from __future__ import annotations
 
 import itertools
-import math
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import Future, wait
 from functools import partial
 from typing import Any, NamedTuple, Self
 
-import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.autograd.graph import register_multi_grad_hook
@@ -63,9 +60,10 @@ class ShardedParameter:
     """
 
     def __init__(
-        self, parameter: nn.Parameter, places: Any, communicator: Communicator, dtype: torch.dtype | None
+        self, parameter: nn.Parameter, communicator: Communicator, dtype: torch.dtype | None
     ) -> None:
-        self.places, self.shape, self._rank = places, parameter.shape, communicator.rank
+        self.places: list[tuple[nn.Module, str]] = []
+        self.shape, self._rank = parameter.shape, communicator.rank
         self.rows = max(1, -(-len(parameter) // communicator.size))
         self.width = self.rows * parameter[:1].numel()
         self.shard = nn.Parameter(self.cut(parameter), parameter.requires_grad)
@@ -85,10 +83,6 @@ class ShardedParameter:
         """(N, width) in the shape of the parameter."""
         return padded.view(-1)[: self.shape.numel()].view(self.shape)
 
-    def resize(self, nbytes: int) -> None:
-        """Let the whole parameter have its memory, or none."""
-        self.padded.untyped_storage().resize_(nbytes)
-
 
 class Unit:
     """What is gathered and reduced together."""
@@ -96,13 +90,9 @@ class Unit:
     def __init__(self, name: str, keeps: bool) -> None:
         self.name, self.keeps = name, keeps  # whether it stays after the forward pass, for the backward pass
         self.parameters: list[ShardedParameter] = []
+        self.trainable: list[ShardedParameter] = []  # of which gradients are reduced
         self.gathering: Future[None] | None = None  # None while whole parameters have no memory
         self.in_backward = False
-
-    @property
-    def trainable(self) -> list[ShardedParameter]:
-        """Those whose gradients are reduced."""
-        return [each for each in self.parameters if each.whole.requires_grad]
 
     def register(self, whole: bool) -> None:
         """Put whole parameters, or shards, where modules look for them."""
@@ -115,7 +105,7 @@ class Unit:
         self.gathering, self.in_backward = None, False
         self.register(whole=False)
         for each in self.parameters:
-            each.resize(0)
+            each.padded.untyped_storage().resize_(0)
 
 
 class FullySharded(nn.Module):
@@ -138,8 +128,8 @@ class FullySharded(nn.Module):
         units: modules within `module`; its children if None. One within another is held beside it.
         ignored: parameters, and modules with all of theirs, that stay replicated; their gradients are all-reduced.
         param_dtype: in which units get their inputs, compute, and travel; each parameter's own if None.
-        reduce_dtype: in which gradients travel and are added; if None, the widest of a unit's parameters, where
-            FSDP2's is `param_dtype`. NumPy cannot add in bfloat16, so it is not among them.
+        reduce_dtype: in which gradients travel and are added, not bfloat16, in which NumPy cannot. If None, it is
+            float32, or float64 in a unit that has such parameters; FSDP2's is `param_dtype`.
         reshard_after_forward: whether units are let go after the forward pass. If not, they are gathered once a step,
             as in ZeRO-2. The whole module's own parameters always are: the backward pass begins with them.
         prefetch: whether to gather the next unit during the work of this one: in forward passes the one that came next
@@ -168,7 +158,7 @@ class FullySharded(nn.Module):
         prefetch: bool = True,
     ) -> None:
         super().__init__()
-        self.module, self.communicator = module, communicator
+        self.module, self.communicator, self._thread = module, communicator, data.CommunicationThread()
         self.events: list[Event] | None = None
         self._param_dtype, self._reduce_dtype, self._prefetch = param_dtype, reduce_dtype, prefetch
         data.broadcast_from_first(communicator, itertools.chain(module.parameters(), module.buffers()))
@@ -187,30 +177,34 @@ class FullySharded(nn.Module):
         self._names: dict[nn.Parameter, str] = {}  # of those that get gradients: whole and replicated ones
         self.sharded: dict[str, ShardedParameter] = {}
         self._shard(by_module)
-        self._came: set[nn.Parameter] = set()  # whose gradients are there
         self._began: list[Unit] = []  # in the order in which this forward pass came to them, or the last one
         self._began_before: list[Unit] = []  # in that of the one before
         self._ended: list[Unit] = []  # in the order in which it was done with them: a backward pass goes back
-        self._in_backward = False
+        self._came: set[nn.Parameter] = set()  # whose gradients are there
         self._reducing: Future[None] | None = None
-        self._thread = data.CommunicationThread()
+        self._in_backward = False
 
     def _shard(self, units: dict[nn.Module, Unit]) -> None:
-        found: dict[nn.Parameter, list[tuple[Unit, str, nn.Module, str]]] = {}
-        for path, module, unit in within(self.module, self._root, units):
+        found: dict[nn.Parameter, list[tuple[str, Unit, nn.Module, str]]] = {}
+        around: dict[str, Unit] = {}  # the innermost unit, by the path of a module
+        for path, module in self.module.named_modules(remove_duplicate=False):
+            around[path] = units.get(module) or around[path.rpartition(".")[0]]
             for name, parameter in module.named_parameters(recurse=False, remove_duplicate=False):
-                found.setdefault(parameter, []).append((unit, path + name, module, name))
+                place = (f"{path}.{name}".lstrip("."), around[path], module, name)
+                found.setdefault(parameter, []).append(place)
         for parameter, places in found.items():
-            holder = places[0][0] if len({place[0] for place in places}) == 1 else self._root
-            if parameter in self._replicated:
-                self._expect(None, parameter, places[0][1])
-            else:
-                sharded = ShardedParameter(
-                    parameter, [place[2:] for place in places], self.communicator, self._param_dtype
-                )
-                holder.parameters.append(sharded)
-                self.sharded |= {place[1]: sharded for place in places}
-                self._expect(holder, sharded.whole, places[0][1])
+            paths, holders, *_ = zip(*places, strict=True)
+            takes, holder = parameter, None  # what takes its gradient, and the unit that reduces it
+            if parameter not in self._replicated:
+                holder = holders[0] if len(set(holders)) == 1 else self._root
+                one = ShardedParameter(parameter, self.communicator, self._param_dtype)
+                one.places, takes = [place[2:] for place in places], one.whole
+                holder.parameters.append(one)
+                holder.trainable += [one] if parameter.requires_grad else []
+                self.sharded |= dict.fromkeys(paths, one)
+            if parameter.requires_grad:
+                self._names[takes] = paths[0]
+                takes.register_post_accumulate_grad_hook(partial(self._on_gradient, holder))
         for module, unit in units.items():
             if not unit.parameters and unit is not self._root:
                 continue
@@ -219,11 +213,6 @@ class FullySharded(nn.Module):
             unit.shrink()
             module.register_forward_pre_hook(partial(self._before_forward, unit), with_kwargs=True)
             module.register_forward_hook(partial(self._after_forward, unit), always_call=True)
-
-    def _expect(self, unit: Unit | None, parameter: nn.Parameter, name: str) -> None:
-        if parameter.requires_grad:
-            self._names[parameter] = name
-            parameter.register_post_accumulate_grad_hook(partial(self._on_gradient, unit))
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         """The module's own forward pass."""
@@ -234,7 +223,7 @@ class FullySharded(nn.Module):
         state: dict[str, Tensor] = self.module.state_dict()
         for name, each in self.sharded.items():
             padded = torch.empty(self.communicator.size, each.width, dtype=each.shard.dtype)
-            gather_rows(self.communicator, [each.shard.detach()], [padded])
+            gather_rows(self.communicator, [(each.shard.detach(), padded)])
             state[name] = each.unpadded(padded)
         return state
 
@@ -245,28 +234,8 @@ class FullySharded(nn.Module):
             ValueError: if a parameter has another shape.
             RuntimeError: if names are missing, or there are others.
         """
-        mine = {
-            name: self.sharded[name].cut(each) if name in self.sharded else each
-            for name, each in state.items()
-        }
-        self.module.load_state_dict(mine)
-
-    def clip_grad_norm_(self, max_norm: float) -> float:
-        """Scale all gradients so that their norm is at most `max_norm`; returns what it was. All ranks call it.
-
-        It is the norm over all ranks' shards, with replicated parameters once: PyTorch's function of this name would
-        take each rank's own.
-        """
-        squares, gradients = np.zeros(2), []  # of shards, and of replicated parameters
-        for parameter in self.module.parameters():
-            if parameter.grad is not None:
-                gradients.append(parameter.grad)
-                squares[int(parameter in self._replicated)] += parameter.grad.double().square().sum().item()
-        ring_all_reduce(self.communicator, squares[:1])
-        norm = math.sqrt(squares.sum())
-        for gradient in gradients:
-            gradient.mul_(min(1.0, max_norm / (norm + 1e-6)))  # as PyTorch's
-        return norm
+        mine = {name: self.sharded[name].cut(state[name]) for name in state.keys() & self.sharded.keys()}
+        self.module.load_state_dict({**state, **mine})
 
     def close(self) -> None:
         """End the thread. Safe to call twice."""
@@ -281,25 +250,24 @@ class FullySharded(nn.Module):
     # Both passes, on the main thread.
 
     def _before_forward(self, unit: Unit, _: nn.Module, *given: Any) -> Any:
-        is_recomputed = torch._C._current_graph_task_id() != -1  # in a backward pass, for a checkpoint
-        if unit is self._root and not is_recomputed:
+        if (
+            unit is self._root and torch._C._current_graph_task_id() == -1
+        ):  # else a checkpoint's backward pass
             self._reset()
             self._began_before, self._began, self._ended = self._began, [], []
         self._enter(unit)
-        if not is_recomputed:
-            self._began.append(unit)
-            place = len(self._began)
-            if self._began_before[place - 1 : place] == [unit]:
-                self._look_ahead(self._began_before[place:])
+        self._began.append(unit)
+        place = len(self._began)
+        if self._began_before[place - 1 : place] == [unit]:
+            self._look_ahead(self._began_before[place:])
         inputs: list[Tensor] = []
 
         def take_in(value: Any) -> Any:
             if isinstance(value, Tensor) and value.is_floating_point():
                 value = value if self._param_dtype is None else value.to(self._param_dtype)
                 if value.requires_grad and torch.is_grad_enabled() and not unit.in_backward:
-                    inputs.append(
-                        value := value.view_as(value)
-                    )  # its gradient comes last of all in this unit
+                    # Its gradient comes last of all in this unit.
+                    inputs.append(value := value.view_as(value))
             return value
 
         given = tree_map(take_in, given)
@@ -310,17 +278,18 @@ class FullySharded(nn.Module):
     def _after_forward(self, unit: Unit, _: nn.Module, __: Any, output: Any) -> None:
         if unit.in_backward:
             return
-        tensors = [each for each in tree_flatten(output)[0] if isinstance(each, Tensor)]
-        awaited = [each for each in tensors if each.requires_grad and torch.is_grad_enabled()]
-        for each in awaited:
-            hook_first(each, partial(self._before_backward, unit))
-        self._ended.append(unit)
-        if unit.keeps and awaited:
+        tensors = [
+            each for each in tree_flatten(output)[0] if isinstance(each, Tensor) and each.requires_grad
+        ]
+        has_backward = bool(tensors) and torch.is_grad_enabled()
+        if has_backward:
+            self._ended.append(unit)
+            for tensor in tensors:
+                hook_first(tensor, partial(self._before_backward, unit))
+        if unit.keeps and has_backward:
             unit.register(whole=False)
         else:
             self._free(unit)
-        if unit is self._root and not awaited:  # no backward pass will come
-            self._reset()
 
     def _before_backward(self, unit: Unit, _: Tensor) -> None:
         if not self._in_backward:
@@ -348,9 +317,7 @@ class FullySharded(nn.Module):
             data.refuse_unused(unused, self.communicator)
         if reducing is not None:
             reducing.result()
-        if gradients := [
-            p.grad for p in self._names if p in self._replicated and p.grad is not None and p in came
-        ]:
+        if gradients := [p.grad for p in self._names if p in self._replicated & came and p.grad is not None]:
             self._start("reduce", "replicated", self._all_reduce, gradients).result()
 
     def _reset(self) -> None:
@@ -395,17 +362,14 @@ class FullySharded(nn.Module):
 
     def _gather(self, parameters: list[ShardedParameter]) -> None:
         for each in parameters:
-            each.resize(each.padded.nbytes)
-        gather_rows(
-            self.communicator, [each.shard for each in parameters], [each.padded for each in parameters]
-        )
+            each.padded.untyped_storage().resize_(each.padded.nbytes)
+        gather_rows(self.communicator, [(each.shard, each.padded) for each in parameters])
 
     def _packed(self, group: list[ShardedParameter]) -> tuple[Tensor, list[ShardedParameter]]:
         """The gradients laid end to end, (N, numbers of a rank), with each rank's where a ring leaves them."""
         widths, size = [each.width for each in group], self.communicator.size
-        vectors = torch.zeros(
-            size, sum(widths), dtype=self._reduce_dtype or widest(each.shard for each in group)
-        )
+        dtype = self._reduce_dtype or precise(each.shard for each in group)
+        vectors = torch.zeros(size, sum(widths), dtype=dtype)
         for each, columns in zip(group, vectors.split(widths, dim=1), strict=True):
             gradient, each.whole.grad = each.whole.grad, None
             if gradient is not None:  # else it came a second time, from a reentrant checkpoint
@@ -421,28 +385,16 @@ class FullySharded(nn.Module):
             each.shard.grad = gradient if each.shard.grad is None else each.shard.grad.add_(gradient)
 
     def _all_reduce(self, gradients: list[Tensor]) -> None:
-        dtype = self._reduce_dtype or widest(gradients)
+        dtype = self._reduce_dtype or precise(gradients)
         vector = torch.cat([gradient.reshape(-1).to(dtype) for gradient in gradients])
         ring_all_reduce(self.communicator, as_array(vector), "mean")
         for gradient, mean in zip(gradients, vector.split([each.numel() for each in gradients]), strict=True):
             gradient.copy_(mean.view(gradient.shape))
 
 
-def within(
-    module: nn.Module, unit: Unit, units: Mapping[nn.Module, Unit], path: str = ""
-) -> Iterator[tuple[str, nn.Module, Unit]]:
-    """The paths of `module` and of all modules in it, by each way that leads there, with the innermost unit around."""
-    unit = units.get(module, unit)
-    yield path, module, unit
-    for name, child in module._modules.items():
-        if child is not None:
-            yield from within(child, unit, units, f"{path}{name}.")
-
-
-def widest(tensors: Iterable[Tensor]) -> torch.dtype:
-    """The dtype of most bytes; float32 instead of bfloat16, in which NumPy cannot add."""
-    dtype = max((each.dtype for each in tensors), key=lambda dtype: dtype.itemsize)
-    return torch.float32 if dtype == torch.bfloat16 else dtype
+def precise(tensors: Iterable[Tensor]) -> torch.dtype:
+    """In which NumPy can add them without much loss."""
+    return torch.float64 if torch.float64 in {each.dtype for each in tensors} else torch.float32
 
 
 def place_of(rank: int, size: int) -> int:
@@ -450,23 +402,21 @@ def place_of(rank: int, size: int) -> int:
     return (rank + 1) % size
 
 
-def gather_rows(communicator: Communicator, shards: Sequence[Tensor], padded: list[Tensor]) -> None:
-    """Fill each of `padded`, (N, width), with all ranks' shards of it, in one all-gather of bytes.
+def gather_rows(communicator: Communicator, pairs: Sequence[tuple[Tensor, Tensor]]) -> None:
+    """Fill the second of each pair, (N, width), with all ranks' shards, of which this one's is the first.
 
-    Those of wide dtypes come first, so that all are aligned.
+    It is one all-gather of bytes. Wide dtypes come first, so that all are aligned.
     """
-    widths = [each[0].nbytes for each in padded]
-    rest = -sum(widths) % padded[0].itemsize
+    widths = [padded[0].nbytes for _, padded in pairs]
+    rest = -sum(widths) % pairs[0][1].itemsize
     packed = torch.empty(communicator.size, sum(widths) + rest, dtype=torch.uint8)
-    parts = [
-        part.view(each.dtype)
-        for part, each in zip(packed.split([*widths, rest], dim=1)[:-1], padded, strict=True)
-    ]
-    for shard, part in zip(shards, parts, strict=True):
-        part[place_of(communicator.rank, communicator.size), : shard.numel()] = shard.view(-1)
+    parts = packed.split([*widths, rest], dim=1)
+    for (shard, padded), part in zip(pairs, parts, strict=False):
+        mine = part.view(padded.dtype)[place_of(communicator.rank, communicator.size)]
+        mine[: shard.numel()] = shard.view(-1)
     ring_all_gather(communicator, as_array(packed).reshape(-1))
-    for part, each in zip(parts, padded, strict=True):
-        each[:-1], each[-1] = part[1:], part[0]
+    for (_, padded), part in zip(pairs, parts, strict=False):
+        padded[:-1], padded[-1] = part.view(padded.dtype)[1:], part.view(padded.dtype)[0]
 
 
 def hook_first(tensor: Tensor, hook: Callable[[Tensor], None]) -> None:
