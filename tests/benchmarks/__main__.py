@@ -29,6 +29,7 @@ BENCHMARKS: dict[str, Callable[[bool], Iterator[Row]]] = {
     "network": running.network,
     "all_reduce": communication.all_reduce,
     "steps": communication.steps,
+    "sharded_memory": communication.sharded_memory,
     "emulation": scale_model.emulation,
     "published": scale_model.published,
 }

@@ -25,6 +25,8 @@ ALL_REDUCES = (
 STEPS = (
     ("DDP, gradients of 0.4 MB", "ddp", 128),
     ("DDP, gradients of 13 MB", "ddp", 1024),
+    ("FSDP by block, GPT of 5 MB", "fsdp", 128),
+    ("FSDP by block, GPT of 76 MB", "fsdp", 512),
     ("pipeline, GPipe", "gpipe", 0),
     ("pipeline, 1F1B", "one_f_one_b", 0),
     ("tensor-parallel blocks", "tensor", 0),
@@ -49,10 +51,19 @@ def steps(quick: bool) -> Iterator[Row]:
             yield Row(f"{subject}, {workers} ranks, beside PyTorch", pairs, "ms", WITHIN_A_TENTH)
 
 
+def sharded_memory(quick: bool) -> Iterator[Row]:
+    """By how many MB a process grows, with shards, their optimizer, and what a step takes beside them."""
+    for workers in WORKERS[:1] if quick else WORKERS:
+        for width in (256, 512):
+            pairs = measured("fsdp_memory", workers, 1 if quick else 7, width)
+            subject = f"memory of FSDP by block, width {width}, {workers} ranks, beside PyTorch"
+            yield Row(subject, pairs, "MB", WITHIN_A_TENTH)
+
+
 def measured(
     case: str, workers: int, samples: int, amount: int = 0, calls: int = 1
 ) -> list[tuple[float, float]]:
-    """Milliseconds of ours and theirs, a pair a sample."""
+    """Milliseconds of ours and theirs, or MB, a pair a sample."""
     with tempfile.TemporaryDirectory(prefix="workshop-bench-") as folder:
         job = TrainingJob(
             name="benchmark",

@@ -1,15 +1,19 @@
 """One rank of the benchmarks of communication: ours and PyTorch's in turn, in the same processes.
 
-Reports, sample by sample, the seconds of `ours` and `theirs`. Both have the same model, values and batches.
+Reports, sample by sample, the seconds of `ours` and `theirs`, or GB of memory. Both have the same model, values and
+batches.
 """
 
 import argparse
+import ctypes
+import gc
 import itertools
 import os
 import statistics
 import time
 from collections.abc import Callable
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -20,6 +24,7 @@ import torch.distributed as dist
 import torch.distributed.nn
 from torch import Tensor, nn
 from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import fully_shard
 from torch.distributed.pipelining import PipelineStage, Schedule1F1B, ScheduleGPipe
 from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 from torch.nn.functional import cross_entropy
@@ -31,6 +36,7 @@ from workshop_utils.comm.communicator import Communicator, buffer, collective
 from workshop_utils.comm.ring import ring_all_reduce
 from workshop_utils.parallel import gpt
 from workshop_utils.parallel.data import MEBIBYTE, OverlappedDataParallel
+from workshop_utils.parallel.fully_sharded import FullySharded
 from workshop_utils.parallel.pipeline import ModuleStage, run
 from workshop_utils.parallel.schedule import schedule_of
 from workshop_utils.parallel.tensor import Region, parallelize
@@ -64,7 +70,7 @@ def main() -> None:
             if sample >= 0 and here.rank == 0:
                 place.report(step=sample, **seconds)
         communicator.barrier()
-        if isinstance(model := getattr(ours, "model", None), OverlappedDataParallel):
+        if isinstance(model := getattr(ours, "model", None), OverlappedDataParallel | FullySharded):
             model.close()
         del ours, theirs, ways, model  # DDP holds the process group
     dist.barrier()
@@ -72,13 +78,13 @@ def main() -> None:
 
 
 def seconds_of(step: Step, communicator: Communicator, calls: int) -> float:
-    """The median of `calls` calls, which all ranks begin together; the mean of the ranks."""
+    """The median of `calls` calls, which all ranks begin together, or of what they return; the mean of the ranks."""
     seconds = []
     for _ in range(calls):
         communicator.barrier()
         started = time.perf_counter()
-        step()
-        seconds.append(time.perf_counter() - started)
+        returned = step()
+        seconds.append(time.perf_counter() - started if returned is None else returned)
     mean = np.array([statistics.median(seconds)])
     ring_all_reduce(communicator, mean, "mean")
     return float(mean[0])
@@ -135,6 +141,69 @@ def data_parallel(communicator: Communicator, width: int) -> tuple[Step, Step]:
     )
 
 
+def gpt_batch(width: int) -> tuple[gpt.GPTSizes, tuple[Tensor, Tensor]]:
+    sizes = gpt.GPTSizes(layers=6, width=width, heads=8, sequence=64)
+    return sizes, gpt.batch_of(gpt.manual(), 1, 8, sizes.sequence)
+
+
+def wrapped(communicator: Communicator, sizes: gpt.GPTSizes, is_ours: bool) -> Any:
+    """A GPT by block, either way as it comes."""
+    model = gpt.GPT(sizes)
+    if is_ours:
+        return FullySharded(model, communicator, units=model.layers)
+    for module in (*model.layers, model):
+        fully_shard(module, mesh=init_device_mesh("cpu", (communicator.size,)))
+    return model
+
+
+class GPTStep:
+    """A step of Adam on a GPT, sharded by block."""
+
+    def __init__(self, communicator: Communicator, width: int, is_ours: bool) -> None:
+        sizes, self._batch = gpt_batch(width)
+        self.model = wrapped(communicator, sizes, is_ours)
+        self._optimizer = torch.optim.Adam(self.model.parameters(), 1e-3)
+
+    def __call__(self) -> None:
+        self._optimizer.zero_grad()
+        gpt.cross_entropy(self.model(self._batch[0]), self._batch[1]).backward()
+        self._optimizer.step()
+
+
+def sharded(communicator: Communicator, width: int) -> tuple[Step, Step]:
+    """A GPT of six blocks."""
+    return GPTStep(communicator, width, True), GPTStep(communicator, width, False)
+
+
+def sharded_memory(communicator: Communicator, width: int) -> tuple[Step, Step]:
+    """By how many GB the process grows at most, with two steps of a GPT that did not exist before."""
+    for option, value in ((-3, 65536), (-1, 65536), (-8, 1)):
+        ctypes.CDLL(None).mallopt(option, value)  # give freed memory back at once
+
+    def peak(is_ours: bool) -> float:
+        gc.collect()
+        step = GPTStep(communicator, width, is_ours)
+        held = sum(
+            each.to_local().nbytes if hasattr(each, "to_local") else each.nbytes
+            for each in step.model.parameters()
+        )
+        before = resident("VmRSS")
+        Path("/proc/self/clear_refs").write_text("5")  # the peak is now what there is
+        step()
+        step()
+        if is_ours:
+            step.model.close()
+        return held / 1e9 + resident("VmHWM") - before
+
+    return partial(peak, True), partial(peak, False)
+
+
+def resident(what: str) -> float:
+    """GB of memory, at present (VmRSS) or at most (VmHWM)."""
+    lines = Path("/proc/self/status").read_text().splitlines()
+    return next(int(line.split()[1]) for line in lines if line.startswith(what)) * 1024 / 1e9
+
+
 def pipeline(name: str, theirs: type[Any], communicator: Communicator, _: int) -> tuple[Step, Step]:
     """Forward and backward through a GPT, one stage a rank."""
     rank, size = communicator.rank, communicator.size
@@ -186,6 +255,8 @@ CASES: dict[str, Callable[[Communicator, int], tuple[Step, Step]]] = {
     "ring": partial(all_reduce, ring_all_reduce),
     "direct": partial(all_reduce, direct_all_reduce),
     "ddp": data_parallel,
+    "fsdp": sharded,
+    "fsdp_memory": sharded_memory,
     "gpipe": partial(pipeline, "gpipe", ScheduleGPipe),
     "one_f_one_b": partial(pipeline, "one_f_one_b", Schedule1F1B),
     "tensor": tensor_parallel,
