@@ -3,7 +3,8 @@
 | module | what is split |
 | --- | --- |
 | `data` | the batch: gradients travel, naively, then in buckets, then during the backward pass |
-| `sharded` | the batch, and the optimizer's state, the gradients, the parameters: ZeRO-1, -2, -3 |
+| `sharded` | the batch, and the optimizer's state: ZeRO-1 |
+| `fully_sharded` | the gradients and the parameters, too: ZeRO-2 and -3, as FSDP2 |
 | `tensor` | every layer, between ranks that work on the same batch: Megatron's cuts, sequence parallelism |
 | `schedule`, `pipeline` | the layers, into stages that microbatches go through: GPipe, 1F1B, interleaved |
 | `mesh` | all of these at once: data × tensor × pipeline |
