@@ -149,8 +149,8 @@ def tracer() -> Any:
             return made
 
         def held(self, most: int) -> int:
-            """The bytes that are still held, once they are `most`, or after a second: Gloo's threads let go late."""
-            deadline = time.monotonic() + 1
+            """The bytes that are still held, once they are `most`, or after three seconds: Gloo's threads let go late."""
+            deadline = time.monotonic() + 3
             while True:
                 gc.collect()
                 nbytes = sum(each.nbytes() for each in self._storages)
