@@ -149,7 +149,7 @@ def tracer() -> Any:
             return made
 
         def held(self, most: int) -> int:
-            """The bytes that are still held, once they are `most`, or after three seconds: Gloo's threads let go late."""
+            """The bytes still held, once they are `most` or after three seconds: Gloo's threads let go late."""
             deadline = time.monotonic() + 3
             while True:
                 gc.collect()
