@@ -282,7 +282,9 @@ def test_a_whole_state_is_what_one_process_has_and_can_be_loaded_by_other_number
             full = model.full_state_dict()
             assert list(full) == list(state)
             assert all(torch.equal(full[name], state[name]) for name in state)
-            with pytest.raises(ValueError, match=r"of shape \(2, 2\); it must be \(7, 12\)"):
+            with pytest.raises(
+                ValueError, match=r"layers\.0\.token\.weight has shape \(2, 2\); it must be \(7, 12\)"
+            ):
                 model.load_full_state_dict(state | {"layers.0.token.weight": torch.ones(2, 2)})
             with pytest.raises(RuntimeError, match="Missing key"):
                 model.load_full_state_dict({})

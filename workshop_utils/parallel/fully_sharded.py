@@ -13,7 +13,7 @@ A *unit* is a module whose parameters are gathered and reduced together. What ha
 | backward | wait for the unit; its work; let go of it | all-gather of the one before, reduce-scatter of the one after |
 
 Each of these collectives sends (N − 1)/N · K. Between two steps a rank holds an N-th of parameters, gradients and
-optimizer state; within one, at most two whole units.
+optimizer state; within one, beside them, two whole units at most, and the whole gradients of two.
 
 Sources: Rajbhandari et al. (2020), "ZeRO: memory optimizations toward training trillion parameter models", section 5;
 Zhao et al. (2023), "PyTorch FSDP: experiences on scaling fully sharded data parallel", sections 3 and 4;
@@ -60,10 +60,10 @@ class ShardedParameter:
     """
 
     def __init__(
-        self, parameter: nn.Parameter, communicator: Communicator, dtype: torch.dtype | None
+        self, name: str, parameter: nn.Parameter, communicator: Communicator, dtype: torch.dtype | None
     ) -> None:
         self.places: list[tuple[nn.Module, str]] = []
-        self.shape, self._rank = parameter.shape, communicator.rank
+        self.name, self.shape, self._rank = name, parameter.shape, communicator.rank
         self.rows = max(1, -(-len(parameter) // communicator.size))
         self.width = self.rows * parameter[:1].numel()
         self.shard = nn.Parameter(self.cut(parameter), parameter.requires_grad)
@@ -75,7 +75,7 @@ class ShardedParameter:
     def cut(self, whole: Tensor) -> Tensor:
         """A copy of this rank's rows of a tensor that has all of them; ValueError if it has another shape."""
         if whole.shape != self.shape:
-            raise ValueError(f"a parameter is of shape {tuple(whole.shape)}; it must be {tuple(self.shape)}")
+            raise ValueError(f"{self.name} has shape {tuple(whole.shape)}; it must be {tuple(self.shape)}")
         start = self._rank * self.rows
         return whole.detach()[start : start + self.rows].clone(memory_format=torch.contiguous_format)
 
@@ -113,7 +113,8 @@ class FullySharded(nn.Module):
 
     Outside its unit's pass `weight` of a layer is this rank's shard, and so are `.grad` and what `state_dict` has under
     that name, in the dtype that the parameter had. Optimizers must therefore treat every number by itself, as AdamW
-    does and Muon does not. `backward` leaves mean gradients, on top of those that were there.
+    does and Muon does not; a norm, as for clipping, is one over all ranks' shards. `backward` leaves mean gradients, on
+    top of those that were there.
 
     Parameters that no unit has alone, such as tied ones of two units, belong to the whole module, which is a unit, too:
     it is gathered first, and let go last. Parameters become rank 0's, and so do buffers, at the start. One without
@@ -197,7 +198,7 @@ class FullySharded(nn.Module):
             takes, holder = parameter, None  # what takes its gradient, and the unit that reduces it
             if parameter not in self._replicated:
                 holder = holders[0] if len(set(holders)) == 1 else self._root
-                one = ShardedParameter(parameter, self.communicator, self._param_dtype)
+                one = ShardedParameter(paths[0], parameter, self.communicator, self._param_dtype)
                 one.places, takes = [place[2:] for place in places], one.whole
                 holder.parameters.append(one)
                 holder.trainable += [one] if parameter.requires_grad else []
