@@ -100,7 +100,7 @@ def join(here: place.Place) -> torch.device:
 
 
 def build(given: argparse.Namespace, device: torch.device) -> Any:
-    """The model, of which this rank holds shards. It has the weights of one process, and was never whole anywhere."""
+    """The model, of which this rank holds shards: with the weights of one process, and never whole on any rank."""
     with torch.device("meta"):
         model = GPT(GPTSizes(given.layers, given.width, given.heads, given.sequence))
     shape = (given.replicas, dist.get_world_size() // given.replicas)
@@ -339,8 +339,9 @@ def main() -> None:
     if here.rank == 0:
         here.model_folder.mkdir(parents=True, exist_ok=True)
         torch.save(whole, here.model_folder / "model.pt")
-    # Who holds the group must let go of it first, and all must have met: see mnist_torch_ddp.
-    dist.barrier()
+    # Who holds a group must let go of it first, and all must have met in each: see mnist_torch_ddp.
+    for group in (None, *next(model.parameters()).device_mesh.get_all_groups()):
+        dist.barrier(group)
     del model
     dist.destroy_process_group()
 

