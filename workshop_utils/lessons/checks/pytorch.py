@@ -26,7 +26,6 @@ from workshop_utils.lessons.checks import (
     result_of,
 )
 from workshop_utils.lessons.checks.collectives import Message, Work, agreed, noted, refuse_unwaited, tracer
-from workshop_utils.lessons.checks.cuts import Parts, all_parts, first_difference
 from workshop_utils.lessons.checks.open_question import measured, question, runs_of
 from workshop_utils.lessons.checks.processes import values_on_ranks
 from workshop_utils.network import availability
@@ -637,57 +636,3 @@ def _judge_clipped(new: list[Any], old: list[Any], factor: float, where: str) ->
             f"gradients become {times:.3g} times as large; it must be {factor:.3g} on every rank.": True,
         },
     )
-
-
-def _filled(nbytes: Sequence[int], limits: Sequence[int], passes: bool = False) -> Parts:
-    """A bucket is closed once its bytes reach its limit, or (`passes`) before a parameter takes it above that."""
-    buckets: Parts = []
-    total = 0
-    for index, size in enumerate(nbytes):
-        limit = limits[min(max(len(buckets), 1), len(limits)) - 1]
-        if not buckets or (total + size > limit if passes else total >= limit):
-            buckets.append([])
-            total = 0
-        buckets[-1].append(index)
-        total += size
-    return buckets
-
-
-def _of_pytorch(nbytes: Sequence[int], limits: Sequence[int]) -> Parts:
-    """What PyTorch's own function gives."""
-    import torch
-    from torch import distributed
-
-    if not nbytes:
-        return []
-    tensors = [torch.empty(size, dtype=torch.uint8) for size in nbytes]
-    buckets, _ = distributed._compute_bucket_assignment_by_size(tensors, list(limits), [False] * len(tensors))
-    return sorted(buckets)
-
-
-_CASES: tuple[tuple[list[int], tuple[int, int]], ...] = (
-    ([10, 10, 10], (100, 100)),
-    ([10, 10, 10, 10], (20, 20)),
-    ([10, 10, 10], (10, 10)),
-    ([30, 5, 5, 50, 5], (20, 20)),
-    ([8, 7, 9, 6, 5, 4], (15, 15)),
-    ([5] * 9, (5, 30)),
-    ([5] * 9, (30, 10)),
-    ([50, 5, 5, 5, 40, 1], (8, 16)),
-    ([], (10, 20)),
-)
-
-
-@exercise
-def buckets(answer: Callable[[list[int], tuple[int, int]], Parts]) -> str:
-    """`answer(nbytes, limits)`: gradients in the order in which they come; limits of the first and other buckets."""
-    given = all_parts(answer, _CASES, mistakes(__name__, "buckets", filled=_filled))
-    for parts, (nbytes, limits) in zip(given, _CASES, strict=True):
-        expected = _of_pytorch(nbytes, limits)
-        if parts == expected:
-            continue
-        of = f"gradients of {nbytes} bytes, limits {limits}: you gave {parts}"
-        if sorted(index for part in parts for index in part) != list(range(len(nbytes))):
-            raise Wrong(f"{of}; every gradient must be in one bucket, once, by its number from 0 on.")
-        raise Wrong(f"{of}; {first_difference(parts, expected, 'bucket')}.")
-    return f"in all {len(_CASES)} cases your buckets are those of PyTorch's own function."
