@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import importlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from itertools import zip_longest
 from typing import Any
 
 import numpy as np
@@ -17,15 +18,19 @@ from workshop_utils.lessons.checks import (
     listed,
     mistakes,
     number_of,
+    recognise,
     refuse,
     refuse_any,
     result_of,
 )
-from workshop_utils.lessons.checks.cuts import Cut, Parts, all_parts, cut, first_difference
 from workshop_utils.lessons.checks.open_question import question
 from workshop_utils.lessons.checks.processes import values_on_ranks
 
 mean_staleness = question(__name__, "mean_staleness")
+
+Parts = list[list[int]]
+Cut = Callable[[list[int], Any], Parts]
+Case = tuple[list[int], Any]
 
 _PARTS = ((4, 4), (8, 3), (6, 6, 1), (12,))  # of a global batch, by replica
 _SHAPES = ((64, 3), (3,), (3, 10), (10,))  # of the weights
@@ -227,6 +232,46 @@ def _placements(
             given, again = (place_all(lambda op, own=each: own(op) or "", variables) for each in setters)
         graphs.append((given, again, place_all(own, variables)))
     return graphs
+
+
+def cut(items: Iterable[int], nbytes: Callable[[int], int], is_full: Callable[[int, int], bool]) -> Parts:
+    """`items` in order; a new part begins where `is_full(bytes of the part, bytes of the next item)`."""
+    parts: Parts = []
+    for item in items:
+        if not parts or is_full(sum(map(nbytes, parts[-1])), nbytes(item)):
+            parts.append([])
+        parts[-1].append(item)
+    return parts
+
+
+def all_parts(answer: Cut, cases: Sequence[Case], mistakes: Mapping[str, Cut]) -> list[Parts]:
+    """What `answer` gives in each of `cases`.
+
+    Raises:
+        NotYet: if it gives nothing.
+        Wrong: if it gives anything but lists in a list, or makes one of the typical `mistakes`.
+    """
+    given = []
+    for sizes, limit in cases:
+        parts = result_of(answer, list(sizes), limit)
+        lists = (list, tuple)
+        if not isinstance(parts, lists) or not all(isinstance(part, lists) for part in parts):
+            raise Wrong(f"with {sizes} and {limit} it gave {parts!r}; it must be a list of lists: [[…], …].")
+        given.append([list(part) for part in parts])
+    recognise(answer, cases, mistakes)
+    return given
+
+
+def first_difference(parts: Parts, expected: Parts, name: str) -> str:
+    """The first of `parts` that is not as `expected`, in words; `name` says what a part is called."""
+    for number, (part, right) in enumerate(zip_longest(parts, expected), 1):
+        if part is None:
+            return f"{name} {number}, {right}, is missing"
+        if right is None:
+            return f"there must be no {name} {number}, and yours is {part}"
+        if part != right:
+            return f"{name} {number} is {part}, and must be {right}"
+    return ""
 
 
 def tensorflow_packs(sizes: Sequence[int], bytes_per_pack: int) -> Parts:
