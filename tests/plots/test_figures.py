@@ -55,7 +55,7 @@ ARRIVED = table(
 ).set_index(pd.Index(["alone", "all wait", "none waits"]))
 STEP = pytorch.Step(5.0, 6.0, 8.0, 9.0, [(6.5, 8.0, 4), (8.0, 9.0, 4)])
 PIECES = [("gather", 0, 0, 1), ("forward", 0, 1, 3), ("backward", 0, 3, 7), ("reduce", 0, 7, 8)]
-SHARDED = {"DDP": (0, [16e6, 16e6]), "FSDP2": (3, [8e6, 4e6])}
+SHARDED = {"DDP": (0, [16, 16]), "ZeRO-1": (1, [12, 8]), "our own": (3, [8, 4])}
 STEPS = (10, 1), (11, 2), (12, 3), (14, 2), (15, 3), (16, 4)
 RESTARTED = table("seconds step", *STEPS).assign(rank=0, loss=1.0)
 FUSED = [TimelineSpan("a", "NEGOTIATE_ALLREDUCE", 1.0, 1.5), TimelineSpan("a", "GLOO_ALLREDUCE", 1.5, 2.5)]
@@ -153,7 +153,8 @@ SHOWN = {
     # Each piece with its prediction, the lanes from the top.
     "by unit": (lambda: pytorch.steps_by_unit({"prefetch": (PIECES, PIECES)}, "Found", "so"),
         [[(0, 1), (0, 1), (1, 2), (1, 2), (3, 4), (3, 4), (7, 1), (7, 1)]]),
-    "sharded": (lambda: pytorch.memory_by_ranks([2, 4], SHARDED, 1_000_000), [[(2, 8), (2, 16), (4, 4), (4, 16)]]),
+    "sharded": (lambda: pytorch.memory_by_ranks([2, 4], {"float32": SHARDED, "mixed": SHARDED}),
+        [[(2, 8), (2, 12), (2, 16), (4, 4), (4, 8), (4, 16)]] * 2),
     # Where a seed did not arrive there is a ring at the upper edge.
     "seeds": (lambda: convergence.against({"": {"rule": {32: np.array([1, 3]), 64: np.array([1, math.inf])}}},
         ("batch", "images"), "Found", "so"), [[(32, 2), (64, 0.97)]]),
@@ -222,6 +223,12 @@ def test_the_loss_of_a_pretraining_is_the_running_mean_of_its_ranks():
     last = pd.Series([1.9, 2.1] * 10)
     for level, finding in ((2.1, "below"), (2.03, "not clearly apart from"), (1.9, "above")):
         assert torchx.losses_finding(last, {"guessing": 5.0, "it": level}).endswith(f"nats, {finding} it")
+
+
+def test_the_title_compares_the_first_stage_with_none_at_most_ranks():
+    mixed = {"DDP": (0, [16.0, 16.0]), "ZeRO-1": (1, [10.0, 4.0])}
+    figure = pytorch.memory_by_ranks([2, 4], {"float32": SHARDED, "mixed": mixed})
+    assert "50% in float32 and 75% in mixed with 4 ranks" in figure.get_suptitle()
 
 
 def test_the_title_of_an_interruption_counts_the_steps_that_were_repeated():

@@ -10,7 +10,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from workshop_utils.plots import style
-from workshop_utils.scaling.memory import sharded, training_memory
+from workshop_utils.scaling.memory import mixed_precision_adam, sharded, training_memory
 
 
 class Step(NamedTuple):
@@ -102,39 +102,38 @@ def steps_by_unit(
 
 
 def memory_by_ranks(
-    counts: Sequence[int], held: Mapping[str, tuple[int, Sequence[float]]], parameters: int
+    counts: Sequence[int], held: Mapping[str, Mapping[str, tuple[int, Sequence[float]]]], most: int = 64
 ) -> Figure:
-    """What a rank holds between two steps: a line for each of ZeRO's stages, and what was measured, as points.
+    """Bytes a parameter that a rank holds between two steps: ZeRO's stages as lines up to `most` ranks, and as points.
 
-    `held` has, by name, the stage, and the bytes for each of `counts`; our own are hollow, PyTorch's are not. Points of
-    a stage stand side by side, about their N.
+    A panel for float32, one for mixed precision. For each, `held` has by name of the way its stage, and the bytes a
+    parameter that were measured with each of `counts`. Our own ways are rings.
     """
-    _, axes = style.figure(9.6, 4.4)
+    figure, grid = style.panels(held, 9.6, 4.2, sharey=True)
+    ranks, saved = np.geomspace(1, most), []
     colours = ("one process", *style.MUTED[:3])
-    about = np.outer(counts, (1 / 1.08, 1.08)).ravel()  # flat about each N, where its points stand
-    for stage, colour in enumerate(colours):
-        total = sharded(training_memory(parameters), np.repeat(counts, 2), stage).total
-        name = f"ZeRO-{stage}" if stage else "not sharded"
-        style.theory(axes, about, total / 1e6 * np.ones(len(about)), name, colour=colour)
-    points = {}
-    for marker, (name, (stage, nbytes)) in zip("hos^DvPX", held.items(), strict=False):
-        group = [other for other, (its_stage, _) in held.items() if its_stage == stage]
-        beside = np.multiply(counts, 1.055 ** (group.index(name) - (len(group) - 1) / 2))
-        points[name] = style.measured(
-            axes,
-            beside,
-            np.divide(nbytes, 1e6),
-            colour=colours[stage],
-            marker=marker,
-            hollow=name.startswith("our "),
-            markersize=8,
-        )
-    axes.legend(points.values(), points, title="measured", loc="upper left", bbox_to_anchor=(1.17, 1.0))
-    style.power_axis(axes, counts)
-    axes.set(xlabel="ranks, N", ylabel="held by a rank, in MB", ylim=(0, None))
-    share = held["FSDP2"][1][-1] / held["DDP"][1][-1]
-    finding = f"With {counts[-1]} ranks, each holds {share:.0%} as much under FSDP2 as under DDP"
-    case = (
-        f"formula: {1 / counts[-1]:.1%}; Adam, {parameters / 1e6:.1f} million parameters, between two steps"
-    )
-    return style.finish(axes, finding, f"{case}; lines: formulas")
+    wholes = training_memory(1), mixed_precision_adam(1)
+    for axes, whole, ways in zip(grid, wholes, held.values(), strict=True):
+        for stage, colour in enumerate(colours):
+            name = f"ZeRO-{stage}" if stage else "DDP"
+            style.theory(axes, ranks, sharded(whole, ranks, stage).total + 0 * ranks, name, colour=colour)
+        for name, (stage, nbytes) in ways.items():
+            ours = name.startswith("our ")  # beneath the others, and larger
+            colour, marker, size, layer = (
+                colours[stage],
+                style.MARKERS[stage],
+                12 if ours else 7,
+                2.5 if ours else 3,
+            )
+            style.measured(
+                axes, counts, nbytes, colour=colour, marker=marker, hollow=ours, markersize=size, zorder=layer
+            )
+        last = {stage: nbytes[-1] for stage, nbytes in ways.values()}
+        saved.append(1 - last[1] / last[0])
+        style.power_axis(axes, sorted({1, *counts, most}))
+        axes.set(xlabel="ranks, N", ylim=(0, 1.1 * whole.total))
+    grid[0].set_ylabel("held by a rank, bytes a parameter")
+    shares = " and ".join(f"{share:.0%} in {name}" for share, name in zip(saved, held, strict=True))
+    finding = f"ZeRO-1 saves {shares} with {counts[-1]} ranks"
+    case = "Adam, between two steps; lines: formulas, points: measured, rings: our own"
+    return style.finish(figure, finding, case)
