@@ -62,6 +62,29 @@ def pushes(order, staleness=9, dropped=False, program="train", network="100Mbit"
     return Results(ranks, network, True, 2.0, program=program, links=Network.parse(network))
 
 
+def sends(
+    seconds,
+    times=1,
+    gradients=3_158_016,
+    network="100Mbit",
+    device="emulated devices, 150ms a step",
+    program="ddp_steps",
+    ranks=3,
+    **arguments,
+):
+    """A run of lesson 07's `ddp_steps`: three steps that send `gradients` bytes so many `times`, in four buckets."""
+    asked = {"bucket_bytes": 600_000, "width": 256, "parts": 4, "no_sync": times == 1, **arguments}
+    sent = [(0.5, 0.6, gradients // 4)] * 4 * times
+    each = [
+        RankResult(rank, (), [(0.0, 0.5, 0.6, seconds - 0.001 * rank, sent)] * 3, 24, gradients, 4 * seconds)
+        for rank in range(ranks)
+    ]
+    links = Network.parse(network) if network else None
+    return Results(
+        tuple(each), network, True, 1.0, device=device, program=program, arguments=asked, links=links
+    )
+
+
 def fetched(
     without,
     with_prefetch,

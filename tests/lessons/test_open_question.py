@@ -179,6 +179,24 @@ def test_racks_are_simulated_where_the_machine_has_none(monkeypatch):
         assert (verdict.state, says in verdict.text) == (state, True), verdict
 
 
+@pytest.mark.parametrize("network", ["100Mbit", None])
+def test_what_no_sync_gains_is_the_ratio_of_the_fastest_steps_of_the_slowest_rank(network, monkeypatch):
+    monkeypatch.setattr(pytorch, "availability", lambda: "none")
+    asked = {"program": "ddp_steps", "network": network, "device": "emulated devices, 150ms a step"}
+    asked |= {"bucket_bytes": 600_000, "width": 256, "parts": 4}
+
+    def steps(times, *seconds):
+        return [(1.0, 1.5, 1.6, 1 + each, [(1.5, 1.6, 3_158_016 // 4)] * 4 * times) for each in seconds]
+
+    once = run(steps(1, 0.9, 0.8), steps(1, 0.88, 0.9), steps(1, 0.7, 0.7), **asked)
+    each_part = run(steps(4, 1.6, 1.9), steps(4, 1.7, 1.6), steps(4, 1.8, 1.5), **asked)
+    verdict = pytorch.no_sync_gain(1.95, [once, each_part], WHY)
+    assert "predicted 1.95 times and measured 2, 1.03 times what you predicted" in verdict.text
+    for alone, missing in ((once, False), (each_part, True)):
+        verdict = pytorch.no_sync_gain(1.95, alone, WHY)
+        assert (verdict.state, f"no run with `no_sync={missing}`" in verdict.text) == ("not yet", True)
+
+
 def test_what_prefetch_gains_is_that_of_a_run_whose_largest_batch_lasts_the_device_s_time(monkeypatch):
     monkeypatch.setattr(pytorch, "availability", lambda: "root")
 
@@ -191,3 +209,9 @@ def test_what_prefetch_gains_is_that_of_a_run_whose_largest_batch_lasts_the_devi
     asked = {"program": "unit_steps", "network": "50Mbit", "device": "emulated devices, 600ms a step"}
     verdict = pytorch.prefetch_gain(1.5, [run(*ranks, tokens=(16, 32), **asked)], WHY)
     assert "predicted 1.5 times and measured 1.5, as predicted" in verdict.text
+
+
+def test_full_speed_is_refused_where_links_can_be_slow(monkeypatch):
+    monkeypatch.setattr(pytorch, "availability", lambda: "root")
+    verdict = pytorch.no_sync_gain(2, run(1, 2, 3, program="ddp_steps"), WHY)
+    assert "a run at full speed; it must be at 100Mbit" in verdict.text

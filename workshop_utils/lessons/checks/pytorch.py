@@ -26,7 +26,7 @@ from workshop_utils.lessons.checks import (
     result_of,
 )
 from workshop_utils.lessons.checks.collectives import Message, Work, agreed, noted, refuse_unwaited, tracer
-from workshop_utils.lessons.checks.open_question import measured, question, runs_of
+from workshop_utils.lessons.checks.open_question import measured, runs_of
 from workshop_utils.lessons.checks.processes import values_on_ranks
 from workshop_utils.network import availability
 from workshop_utils.network.devices import EmulatedDevice
@@ -49,8 +49,29 @@ SHARDED, REPLICATED = ((7, 3), (4, 2), (1, 5)), ((3,), (2, 2))
 # Norm of the gradient, and what it is clipped to.
 CLIPS = ((5.0, 2.0), (5.0, 8.0), (0.0, 2.0))
 TOKENS = 32  # of the open question on prefetch
+PARTS, PART_SECONDS = 4, 0.15  # of the batch in the open question on no_sync; the device's for each part
 
-no_sync_gain = question(__name__, "no_sync_gain")
+
+@measured
+def no_sync_gain(results: Any) -> float:
+    """How many times as long a step of four parts takes that sends after each as one that sends once.
+
+    `results` are runs of `ddp_steps`; of each kind the fastest step counts, as long as its slowest rank takes.
+    """
+    gradients = 4 * 12 * (256 + 1) * 256  # bytes
+    right = {"width": 256, "parts": PARTS, "bucket_bytes": 600_000}
+    seconds = {1: math.inf, PARTS: math.inf}  # by how often a step sends
+    for run in _runs(results, "ddp_steps", "150ms", "100Mbit", right):
+        for ranks in zip(*run.values, strict=True):
+            sent = sum(nbytes for *_, nbytes in ranks[0][-1])
+            expected = f"a step sends {gradients:,} bytes, or {PARTS} times as many"
+            refuse(sent not in (gradients, PARTS * gradients), f"{expected}; `results` has one of {sent:,}.")
+            times = sent // gradients
+            seconds[times] = min(seconds[times], max(end - start for start, _, _, end, _ in ranks))
+    for times, each in seconds.items():
+        if math.isinf(each):
+            raise NotYet(f"`results` has no run with `no_sync={times == 1}`, to compare with.")
+    return _ratio(seconds[PARTS], seconds[1], PARTS * PART_SECONDS)
 
 
 @measured
