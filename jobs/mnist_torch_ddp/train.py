@@ -1,21 +1,18 @@
 """Train a small network on handwritten digits with PyTorch, by one worker or many.
 
-`--parallel` says how the workers' gradients meet; all three take the very same steps:
+`--parallel` says how the workers' gradients meet; both ways take the very same steps:
 
 - `naive`: one by one, after the backward pass;
-- `ddp`: DistributedDataParallel puts them into buckets and averages each as soon as it is full (`job.yaml`);
-- `fsdp`: FSDP2, where parameters, gradients and the optimizer's moments are split among the workers, too. A layer's
-  parameters are gathered just before it needs them, and let go of afterwards (`fsdp.yaml`).
+- `ddp`: DistributedDataParallel puts them into buckets and averages each as soon as it is full (`job.yaml`).
+
+For a model that is to be split among the workers, copy `gpt_fsdp`.
 
 One worker needs no launcher (`single.yaml`). Each worker has a GPU, and NCCL joins them; where there are none, they are
 on CPUs, and gloo joins them. The images are scikit-learn's digits, which need no download; `data: mnist` is the real
 thing.
 
 With a folder for checkpoints, which the first worker alone has to reach, a run that was killed goes on where its last
-checkpoint was. It ends with the weights of a run that was not killed: on CPUs bit by bit. With AdamW any number of
-workers may go on, as long as the batch of all together is what it was; the weights are then the same up to rounding. A
-checkpoint is one file. A model that is too large for the first worker's memory is saved in parts instead, by
-`torch.distributed.checkpoint`.
+checkpoint was. It ends with the weights of a run that was not killed: on CPUs bit by bit.
 """
 
 import argparse
@@ -37,14 +34,6 @@ import torch.distributed as dist
 # for their arguments: the group's threads would outlive it, and abort a process that ends before they do.
 import torch.distributed.nn
 from torch import Tensor, nn
-from torch.distributed.checkpoint.state_dict import (
-    StateDictOptions,
-    get_model_state_dict,
-    get_state_dict,
-    set_state_dict,
-)
-from torch.distributed.device_mesh import init_device_mesh
-from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 from torch.nn.functional import cross_entropy
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader, TensorDataset
@@ -57,20 +46,16 @@ from workshop_utils.training.tcp_bytes import count_bytes
 
 # Options that change no step.
 TECHNICAL = {"parallel", "bucket_bytes", "checkpoint_steps", "profile_steps", "loader_workers"}
-# What FSDP has split comes together on rank 0, in its CPU's memory.
-WHOLE = StateDictOptions(full_state_dict=True, cpu_offload=True)
+STATEFUL = ("model", "optimizer", "scheduler")  # of Training, in a checkpoint
 
 
 def options() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, allow_abbrev=False)
-    parser.add_argument("--parallel", choices=["naive", "ddp", "fsdp"], default="ddp")
+    parser.add_argument("--parallel", choices=["naive", "ddp"], default="ddp")
     parser.add_argument("--epochs", type=int, default=20)
     parser.add_argument("--batch-size", type=int, default=32, help="images a worker takes in one step")
     parser.add_argument("--accumulate", type=int, default=1, help="forward passes that share a batch")
-    parser.add_argument("--optimizer", choices=["sgd", "adamw"], default="sgd")
-    parser.add_argument(
-        "--learning-rate", type=float, default=0.05, help="with SGD, N workers take N times it"
-    )
+    parser.add_argument("--learning-rate", type=float, default=0.05, help="N workers take N times it")
     parser.add_argument("--warmup", type=float, default=0.05, help="part of all steps in which it rises")
     parser.add_argument("--momentum", type=float, default=0.9, help="of SGD")
     parser.add_argument("--clip-norm", type=float, default=0.0, help="limit of the gradient's norm; 0: none")
@@ -141,28 +126,14 @@ class Training:
             self.parallel = DistributedDataParallel(
                 self.model, bucket_cap_mb=given.bucket_bytes / 2**20 or None
             )
-        elif given.parallel == "fsdp":
-            # The weights that are kept are float32; in bfloat16 they travel and layers compute.
-            policy = MixedPrecisionPolicy(torch.bfloat16 if self.is_low else None, reduce_dtype=torch.float32)
-            mesh = init_device_mesh(device.type, (size,))
-            for module in (layers[0], layers[3], self.model):  # each gathered, and let go of, by itself
-                fully_shard(module, mesh=mesh, mp_policy=policy)
-        if given.optimizer == "sgd":
-            self.optimizer: Any = torch.optim.SGD(
-                self.model.parameters(), given.learning_rate, given.momentum
-            )
-        else:
-            self.optimizer = torch.optim.AdamW(self.model.parameters(), given.learning_rate)
+        self.optimizer: Any = torch.optim.SGD(self.model.parameters(), given.learning_rate, given.momentum)
 
-        # With SGD, N workers make the batch N times as large and the steps N times fewer, so each may be N times as
-        # long, once it has risen to that step by step (Goyal et al. 2017, sections 2.1 and 2.2). The length of AdamW's
-        # steps does not depend on the batch; they rise from nothing. From there both fall to 0, as half a cosine
-        # (Loshchilov and Hutter 2017, equation 5).
-        begin, end = (1, size) if given.optimizer == "sgd" else (0, 1)
-
+        # N workers make the batch N times as large and the steps N times fewer, so each may be N times as long, once
+        # it has risen to that step by step (Goyal et al. 2017, sections 2.1 and 2.2). From there it falls to 0, as
+        # half a cosine (Loshchilov and Hutter 2017, equation 5).
         def rate(step: int) -> float:
             rises = min(1.0, step / (given.warmup * total)) if given.warmup else 1.0
-            return (begin + (end - begin) * rises) * 0.5 * (1 + math.cos(math.pi * step / total))
+            return (1 + (size - 1) * rises) * 0.5 * (1 + math.cos(math.pi * step / total))
 
         self.scheduler = torch.optim.lr_scheduler.LambdaLR(self.optimizer, rate)
         # A checkpoint belongs to another run if its next step would differ.
@@ -171,11 +142,7 @@ class Training:
         for tensor in data.tensors:
             checksum = zlib.crc32(tensor.numpy().tobytes(), checksum)
         self.settings = {**own, "dtype": "bfloat16" if self.is_low else "float32", "images": len(data)}
-        self.settings |= {"pixels": pixels, "data": checksum}
-        if given.optimizer == "sgd":
-            self.settings["workers"] = size
-        else:
-            self.settings["batch-size"] = given.batch_size * size
+        self.settings |= {"pixels": pixels, "data": checksum, "workers": size}
 
     def take_step(self, parts: Iterator[tuple[Tensor, Tensor]]) -> Tensor:
         """Update the model with the mean gradient of a batch in equal parts; returns the loss, not waiting for it."""
@@ -185,10 +152,7 @@ class Training:
             # Gradients add up on their worker; those of the last part set off, and come back as the workers' mean.
             if given.parallel == "ddp":
                 self.parallel.require_backward_grad_sync = part == given.accumulate  # as `no_sync()` does
-            elif given.parallel == "fsdp":
-                self.parallel.set_requires_gradient_sync(part == given.accumulate)
-            autocasts = self.is_low and given.parallel != "fsdp"  # which has its own policy
-            with torch.autocast(self.device.type, torch.bfloat16, enabled=autocasts):
+            with torch.autocast(self.device.type, torch.bfloat16, enabled=self.is_low):
                 loss = cross_entropy(self.parallel(images).float(), labels) / given.accumulate
             loss.backward()
             total += loss.detach()
@@ -204,14 +168,13 @@ class Training:
 
     def save(self, folder: Path) -> None:
         """Write a checkpoint; all workers call this, and the first one writes."""
-        model, optimizer = get_state_dict(self.model, self.optimizer, options=WHOLE)
         random = [torch.get_rng_state()]
         if self.device.type == "cuda":
             random.append(torch.cuda.get_rng_state(self.device))
         everyones: Any = [None] * dist.get_world_size() if dist.get_rank() == 0 else None
         dist.gather_object(random, everyones)
         if dist.get_rank() == 0:
-            state = {"model": model, "optimizer": optimizer, "scheduler": self.scheduler.state_dict()}
+            state = {name: getattr(self, name).state_dict() for name in STATEFUL}
             buffer = io.BytesIO()
             torch.save({**state, "step": self.step, "random": everyones}, buffer)
             checkpoints.write(folder, self.step, buffer.getvalue(), self.settings)
@@ -237,20 +200,13 @@ class Training:
             self.parallel(torch.zeros(1, pixels, device=self.device)).sum().backward()
             self.optimizer.zero_grad()
         state = torch.load(io.BytesIO(content[0]), map_location="cpu", weights_only=True)
-        set_state_dict(
-            self.model,
-            self.optimizer,
-            model_state_dict=state["model"],
-            optim_state_dict=state["optimizer"],
-            options=WHOLE,
-        )
-        self.scheduler.load_state_dict(state["scheduler"])
+        for name in STATEFUL:
+            getattr(self, name).load_state_dict(state[name])
         self.step = state["step"]
-        if dist.get_rank() < len(state["random"]):
-            cpu, *gpu = state["random"][dist.get_rank()]
-            torch.set_rng_state(cpu)
-            if gpu and self.device.type == "cuda":
-                torch.cuda.set_rng_state(gpu[0], self.device)
+        cpu, *gpu = state["random"][dist.get_rank()]
+        torch.set_rng_state(cpu)
+        if gpu and self.device.type == "cuda":
+            torch.cuda.set_rng_state(gpu[0], self.device)
         if dist.get_rank() == 0:
             print(f"resumed after step {self.step}")
 
@@ -345,10 +301,9 @@ def main() -> None:
                 place.report(training.step, accuracy=correct.item() / len(test), epoch=epoch + 1)
             since += time.perf_counter() - paused
 
-    whole = get_model_state_dict(training.model, options=WHOLE)
     if rank == 0:
         here.model_folder.mkdir(parents=True, exist_ok=True)
-        torch.save(whole, here.model_folder / "model.pt")
+        torch.save(training.model.cpu().state_dict(), here.model_folder / "model.pt")
     # Gloo's threads may still hold `correct`, and need Python's lock to let go of it. Once all have met again they
     # are done; otherwise a rank now and then aborts as it leaves, or hangs where DDP is the group's last holder.
     dist.barrier()

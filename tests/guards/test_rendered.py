@@ -31,7 +31,7 @@ DESCRIPTIONS = {
 STRATEGIES = {name: description.get("strategy", "single") for name, description in DESCRIPTIONS.items()}
 JOBS = list(STRATEGIES)
 FIRST = {strategy: name for name, strategy in reversed(STRATEGIES.items())}  # job of each strategy
-FEW = {"digits_resumable", "mnist_torch_ddp", "mnist_torch_ddp/fsdp.yaml", "mnist_torch_ddp/single.yaml"}
+FEW = {"digits_resumable", "mnist_torch_ddp", "gpt_fsdp/hsdp.yaml", "mnist_torch_ddp/single.yaml"}
 MOST_LINES = 40  # of a difference, in a message
 TITLE = "===== "
 

@@ -1,6 +1,5 @@
 """The mnist jobs of PyTorch and Horovod train as one process, survive a kill, and refuse what they cannot do."""
 
-import functools
 import math
 
 import numpy as np
@@ -16,7 +15,6 @@ from workshop_utils.training import data
 
 pytestmark = [pytest.mark.processes, pytest.mark.usefixtures("nothing_is_left")]
 
-FSDP = "mnist_torch_ddp/fsdp.yaml"
 EVERYTHING = {"dropout": 0.1, "accumulate": 3, "clip_norm": 1}
 UNFUSED = {"HOROVOD_FUSION_THRESHOLD": "0"}
 
@@ -54,7 +52,6 @@ def steps_of_rank_0(run):
             "mnist_torch_ddp/single.yaml", 1, {"dropout": 0.1, "accumulate": 60}, {}, id="one process"
         ),
         pytest.param("mnist_torch_ddp", 4, EVERYTHING, {}, id="DDP"),
-        pytest.param("mnist_torch_ddp/fsdp.yaml", 2, {**EVERYTHING, "epochs": 2}, {}, id="FSDP"),
         with_horovod("mnist_horovod", 4, EVERYTHING, UNFUSED, id="Horovod without fusion"),
     ],
 )
@@ -79,17 +76,6 @@ def test_a_killed_run_resumes_to_the_bits_of_an_uninterrupted_one(
     assert weights(tmp_path / "resumed").tobytes() == whole.tobytes()
 
 
-def test_any_number_of_workers_goes_on_with_what_fsdp_has_sharded(tmp_path):
-    arguments = {"epochs": 2, "checkpoint_steps": 7}
-    one, two, four = ({**arguments, "batch_size": size} for size in (60, 30, 15))
-    launched(FSDP, tmp_path / "whole", workers=1, arguments=one)
-    saved = str(tmp_path / "saved")
-    kill_at(14, job_of(FSDP, workers=2, arguments=two, checkpoints=saved))
-    launched(FSDP, tmp_path / "four", workers=4, arguments=four, checkpoints=saved)
-    # float32, added up in another order
-    np.testing.assert_allclose(weights(tmp_path / "four"), weights(tmp_path / "whole"), rtol=0, atol=2e-5)
-
-
 @pytest.mark.parametrize("name", map(with_horovod, ["mnist_torch_ddp", "mnist_horovod"]))
 def test_a_run_with_checkpoints_ends_again_and_refuses_another_run(name, tmp_path):
     saved = tmp_path / "saved"
@@ -107,7 +93,7 @@ def test_a_run_with_checkpoints_ends_again_and_refuses_another_run(name, tmp_pat
     assert "are of another run: workers is 3 and was 2; give another folder" in str(other.value)
 
 
-def by_one_process(optimizer, rate, batch_size, clip_norm):
+def by_one_process(rate, batch_size, clip_norm):
     """The parameters after 2 epochs of plain training on batches of all workers, 25 steps each, from the job's seeds.
 
     `rate(step)` is the learning rate.
@@ -116,7 +102,7 @@ def by_one_process(optimizer, rate, batch_size, clip_norm):
     with torch.random.fork_rng():
         torch.manual_seed(0)
         model = torch.nn.Sequential(torch.nn.Linear(64, 128), torch.nn.ReLU(), torch.nn.Linear(128, 10))
-    optimize = optimizer(model.parameters())
+    optimize = torch.optim.SGD(model.parameters(), lr=0.0, momentum=0.9)
     for step in range(50):
         epoch, position = divmod(step, 25)
         order = torch.randperm(len(images), generator=torch.Generator().manual_seed(epoch))
@@ -136,28 +122,28 @@ def half_a_cosine(step):
     return (1 + math.cos(math.pi * step / 50)) / 2
 
 
-SGD = functools.partial(torch.optim.SGD, lr=0.0, momentum=0.9)
-TO_ONE = (SGD, lambda step: 0.05 * half_a_cosine(step))
-TO_TWICE = (SGD, lambda step: 0.05 * min(1 + step / 10, 2) * half_a_cosine(step))  # in 10 of 50 steps
-FROM_NOTHING = (torch.optim.AdamW, lambda step: 0.005 * min(1, step / 10) * half_a_cosine(step))
+def to_one(step):
+    return 0.05 * half_a_cosine(step)
+
+
+def to_twice(step):  # in 10 of 50 steps
+    return min(1 + step / 10, 2) * to_one(step)
 
 
 @pytest.mark.parametrize(
-    ("name", "strategy", "workers", "arguments", "training"),
+    ("name", "strategy", "workers", "arguments", "rate"),
     [
-        ("mnist_torch_ddp", "single", 1, {"batch_size": 60}, TO_ONE),
-        ("mnist_torch_ddp", "torch_ddp", 2, {"parallel": "naive"}, TO_TWICE),
-        ("mnist_torch_ddp", "torch_ddp", 2, {"parallel": "ddp", "bucket_bytes": 4000}, TO_TWICE),
-        ("mnist_torch_ddp", "torch_ddp", 2, {"parallel": "fsdp"}, TO_TWICE),
-        ("mnist_torch_ddp/fsdp.yaml", "torch_ddp", 2, {}, FROM_NOTHING),
-        with_horovod("mnist_horovod", "horovod", 2, {}, TO_TWICE),
-        with_horovod("mnist_horovod", "mpi", 2, {}, TO_TWICE),
+        ("mnist_torch_ddp", "single", 1, {"batch_size": 60}, to_one),
+        ("mnist_torch_ddp", "torch_ddp", 2, {"parallel": "naive"}, to_twice),
+        ("mnist_torch_ddp", "torch_ddp", 2, {"parallel": "ddp", "bucket_bytes": 4000}, to_twice),
+        with_horovod("mnist_horovod", "horovod", 2, {}, to_twice),
+        with_horovod("mnist_horovod", "mpi", 2, {}, to_twice),
     ],
 )
 def test_workers_shuffle_accumulate_clip_and_warm_up_as_one_process_with_the_whole_batch(
-    name, strategy, workers, arguments, training, tmp_path
+    name, strategy, workers, arguments, rate, tmp_path
 ):
     arguments = {"epochs": 2, "batch_size": 30, "warmup": 0.2, "accumulate": 3, "clip_norm": 0.5, **arguments}
     launched(name, tmp_path, workers=workers, strategy=strategy, arguments=arguments)
-    expected = by_one_process(*training, batch_size=60, clip_norm=0.5)
+    expected = by_one_process(rate, batch_size=60, clip_norm=0.5)
     np.testing.assert_allclose(weights(tmp_path), expected, rtol=0, atol=2e-5)
