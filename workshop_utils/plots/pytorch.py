@@ -107,9 +107,9 @@ def memory_by_ranks(
     """Bytes a parameter that a rank holds between two steps: ZeRO's stages as lines up to `most` ranks, and as points.
 
     A panel for float32, one for mixed precision. For each, `held` has by name of the way its stage, and the bytes a
-    parameter that were measured with each of `counts`. Our own ways are rings.
+    parameter that were measured with each of `counts`. Our own ways are hollow.
     """
-    figure, grid = style.panels(held, 9.6, 4.2, sharey=True)
+    figure, grid = style.panels(held, 9.6, 3.4, sharey=True)
     ranks, saved = np.geomspace(1, most), []
     colours = ("one process", *style.MUTED[:3])
     wholes = training_memory(1), mixed_precision_adam(1)
@@ -135,5 +135,5 @@ def memory_by_ranks(
     grid[0].set_ylabel("held by a rank, bytes a parameter")
     shares = " and ".join(f"{share:.0%} in {name}" for share, name in zip(saved, held, strict=True))
     finding = f"ZeRO-1 saves {shares} with {counts[-1]} ranks"
-    case = "Adam, between two steps; lines: formulas, points: measured, rings: our own"
+    case = "Adam, between two steps; lines: formulas, points: measured, hollow: ours"
     return style.finish(figure, finding, case)
