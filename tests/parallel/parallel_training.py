@@ -22,7 +22,6 @@ OPTIMIZERS: dict[str, tuple[Any, dict[str, Any]]] = {
     "Adam": (torch.optim.Adam, {"lr": 0.02, "amsgrad": True}),
     "AdamW": (torch.optim.AdamW, {"lr": 0.02, "weight_decay": 0.1}),
     "RMSprop": (torch.optim.RMSprop, {"lr": 0.02}),
-    "Adafactor": (torch.optim.Adafactor, {"lr": 0.05}),
 }
 
 
