@@ -83,19 +83,25 @@ def steps_by_unit(
     """Three lanes, what a rank gathers, computes and reduces in one step; a panel for each of `panels`.
 
     A panel has the pieces that were measured, as bars with their units' numbers, and those that were predicted, as
-    outlines; all in seconds since the step began.
+    thin bars below; all in seconds since the step began. Grey is where the rank waits, with the milliseconds.
     """
-    figure, grid = style.panels(panels, 9.6, 0.95 + 1.75 * len(panels), below=True, sharex=True)
-    compute, send = style.colour_of("compute"), style.colour_of("send")
+    figure, grid = style.panels(panels, 9.6, 0.95 + 1.85 * len(panels), below=True, sharex=True)
+    compute, send, wait = (style.colour_of(name) for name in ("compute", "send", "wait"))
     colours = {"gather": send, "forward": style.tint(compute, 0.45), "backward": compute, "reduce": send}
+    last = max(end for both in panels.values() for pieces in both for *_, end in pieces)
     for axes, (measured, predicted) in zip(grid, panels.values(), strict=True):
         for kind, unit, start, end in measured:
-            _bar(axes, LANES[kind] - 0.3, start, end, colours[kind], f"{unit + 1}", 0.6)
+            _bar(axes, LANES[kind] - 0.28, start, end, colours[kind], f"{unit + 1}", 0.5)
         for kind, _, start, end in predicted:
-            look: dict[str, Any] = {"color": "none", "edgecolor": style.INK, "linewidth": 0.7}
-            axes.barh(LANES[kind], end - start, 0.84, start, **look)
-        style.rows(axes, ["gathers", "computes", "reduces"], (2.55, -0.55))
-    last = max(end for both in panels.values() for pieces in both for *_, end in pieces)
+            _bar(axes, LANES[kind] + 0.25, start, end, style.INK, "", 0.13)
+        for kind in ("forward", "backward"):
+            begin = min(start for each, _, start, _ in measured if each == kind)
+            style.note(axes, kind, (begin, 0.72), (0, 2), fontsize=8.5)
+        busy = sorted((start, end) for kind, _, start, end in measured if LANES[kind] == LANES["forward"])
+        for left, right in np.reshape([0, *np.ravel(busy), max(end for *_, end in measured)], (-1, 2)):
+            words = f"{1000 * (right - left):.0f}" if right - left > 0.02 * last else ""
+            _bar(axes, 0.72, left, right, wait, words, 0.5)
+        style.rows(axes, ["gathers", "computes", "reduces"], (2.55, -0.45))
     axes.set(xlim=(0, 1.01 * last), xlabel="time since the step began")
     style.unit_axis(axes.xaxis, "s")
     return style.finish(figure, finding, detail)
