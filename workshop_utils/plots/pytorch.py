@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
+from matplotlib.markers import CARETLEFT, CARETRIGHT
 
 from workshop_utils.plots import style
 from workshop_utils.scaling.memory import mixed_precision_adam, sharded, training_memory
@@ -108,32 +109,29 @@ def steps_by_unit(
 
 
 def memory_by_ranks(
-    counts: Sequence[int], held: Mapping[str, Mapping[str, tuple[int, Sequence[float]]]], most: int = 64
+    counts: Sequence[int], held: Mapping[str, Mapping[str, tuple[int, Sequence[float]]]]
 ) -> Figure:
-    """Bytes a parameter that a rank holds between two steps: ZeRO's stages as lines up to `most` ranks, and as points.
+    """Bytes a parameter that a rank holds between two steps: ZeRO's stages as lines, and as points.
 
     A panel for float32, one for mixed precision. For each, `held` has by name of the way its stage, and the bytes a
-    parameter that were measured with each of `counts`. Our own ways are hollow.
+    parameter that were measured with each of `counts`. In stage 3 FSDP2's triangle points there from the left, that
+    of our own way from the right.
     """
     figure, grid = style.panels(held, 9.6, 3.4, sharey=True)
-    ranks, saved = np.geomspace(1, most), []
+    most, saved = 2 * max(counts), []
+    ranks, wholes = np.geomspace(1, most), (training_memory(1), mixed_precision_adam(1))
     colours = ("one process", *style.MUTED[:3])
-    wholes = training_memory(1), mixed_precision_adam(1)
+    markers: tuple[Any, ...] = (*style.MARKERS[:3], CARETRIGHT, CARETLEFT)
     for axes, whole, ways in zip(grid, wholes, held.values(), strict=True):
-        for stage, colour in enumerate(colours):
-            name = f"ZeRO-{stage}" if stage else "DDP"
-            style.theory(axes, ranks, sharded(whole, ranks, stage).total + 0 * ranks, name, colour=colour)
+        for stage, name in enumerate(("DDP", "ZeRO-1", "ZeRO-2, formula", "ZeRO-3")):
+            line = sharded(whole, ranks, stage).total + 0 * ranks
+            style.theory(axes, ranks, line, name, colour=colours[stage])
         for name, (stage, nbytes) in ways.items():
-            ours = name.startswith("our ")  # beneath the others, and larger
-            colour, marker, size, layer = (
-                colours[stage],
-                style.MARKERS[stage],
-                12 if ours else 7,
-                2.5 if ours else 3,
-            )
-            style.measured(
-                axes, counts, nbytes, colour=colour, marker=marker, hollow=ours, markersize=size, zorder=layer
-            )
+            ours, colour = name.startswith("our "), colours[stage]
+            style.measured(axes, counts, nbytes, colour=colour, marker=markers[stage + ours], markersize=9)
+            if stage == 3 and axes is grid[0]:
+                shift = (8, 6) if ours else (-36, -13)
+                style.note(axes, name, (counts[-1], nbytes[-1]), shift, color=colour)
         last = {stage: nbytes[-1] for stage, nbytes in ways.values()}
         saved.append(1 - last[1] / last[0])
         style.power_axis(axes, sorted({1, *counts, most}))
@@ -141,5 +139,5 @@ def memory_by_ranks(
     grid[0].set_ylabel("held by a rank, bytes a parameter")
     shares = " and ".join(f"{share:.0%} in {name}" for share, name in zip(saved, held, strict=True))
     finding = f"ZeRO-1 saves {shares} with {counts[-1]} ranks"
-    case = "Adam, between two steps; lines: formulas, points: measured, hollow: ours"
+    case = "Adam, between two steps; lines: formulas, points: measured; DDP with gradient_as_bucket_view=True"
     return style.finish(figure, finding, case)
