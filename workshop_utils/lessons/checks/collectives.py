@@ -23,13 +23,13 @@ FORMS = "", "_into_tensor", "_tensor", "_single"
 
 
 class Work:
-    """A collective under way, as its caller sees it; `finish` is called once, when it is waited for."""
+    """A collective under way, as its caller sees it: once it is waited for, `tensors` have the values of `copies`."""
 
-    def __init__(
-        self, work: Any, finish: Callable[[], Any] = lambda: None, waits: Callable[[], None] = lambda: None
-    ) -> None:
-        self._work, self._finish, self._waits = work, finish, waits
+    def __init__(self, work: Any, tensors: list[Any], copies: list[Any], waits: Callable[[], object]) -> None:
+        self._work, self._tensors, self._copies, self._waits = work, tensors, copies, waits
+        self._before = [each.clone() for each in tensors]
         self.is_done = False
+        self.is_changed = False  # under way, by the caller
 
     def wait(self, *timeout: Any) -> bool:
         self._waits()
@@ -38,61 +38,70 @@ class Work:
         return True
 
     def is_completed(self) -> bool:
-        if done := bool(self._work.is_completed()):
-            self._end()
-        return done
+        return bool(self._work.is_completed() and self._end())
 
     def get_future(self) -> Any:
-        return self._work.get_future().then(lambda done: self._end() or done.value())
+        return self._work.get_future().then(lambda _: self._end())
 
-    def _end(self) -> Any:
-        done, self.is_done = self.is_done, True
-        return None if done else self._finish()
+    def _end(self) -> list[Any]:
+        if not self.is_done:
+            self.is_done = True
+            for tensor, before, copy in zip(self._tensors, self._before, self._copies, strict=True):
+                self.is_changed |= not tensor.allclose(before, 0, 0, equal_nan=True)
+                tensor.copy_(copy)
+        return self._tensors
 
 
-def noted(dist: Any, works: list[Work]) -> Any:
+def noted(
+    dist: Any,
+    works: list[Work],
+    begins: Callable[[str, dict[str, Any]], object] = lambda *_: None,
+    waits: Callable[[], object] = lambda: None,
+) -> Any:
     """Note in `works` the collectives that are begun with `async_op=True` while the block runs.
 
-    Their results come with `wait`. Before that, what others' values are to fill is NaN.
+    Their results come with `wait`. Before that, the memory that other ranks' values will fill is NaN. `begins` hears of
+    each collective its name and arguments, `waits` when somebody is about to wait for one.
     """
 
-    def noting(real: Callable[..., Any]) -> Callable[..., Any]:
+    def noting(called: str, real: Callable[..., Any]) -> Callable[..., Any]:
         signature = inspect.signature(real)
 
         def collective(*arguments: Any, **options: Any) -> Any:
             call = signature.bind(*arguments, **options)
-            if not call.arguments.get("async_op"):
-                return real(*arguments, **options)
             name, outputs = next(iter(call.arguments.items()))
             is_list = isinstance(outputs, list | tuple)
             tensors = [each.detach() for each in (outputs if is_list else [outputs])]
+            begins(called, call.arguments)
+            if not call.arguments.get("async_op"):
+                waits()
+                return real(*arguments, **options)
             copies = [each.clone() for each in tensors]
             for each in tensors if name != "tensor" else ():  # `tensor` is what a rank gives, too
                 each.fill_(math.nan if each.is_floating_point() else 0)
-
-            def finish() -> None:
-                for tensor, copy in zip(tensors, copies, strict=True):
-                    tensor.copy_(copy)
-
             call.arguments[name] = copies if is_list else copies[0]
-            works.append(Work(real(*call.args, **call.kwargs), finish))
+            works.append(Work(real(*call.args, **call.kwargs), tensors, copies, waits))
             return works[-1]
 
         return collective
 
     names = [f"{collective}{form}" for collective in NAMES for form in FORMS]
     # Some names are new in PyTorch 2.13.
-    stand_ins: dict[str, Any] = {name: noting(getattr(dist, name)) for name in names if hasattr(dist, name)}
+    stand_ins: dict[str, Any] = {
+        name: noting(name, getattr(dist, name)) for name in names if hasattr(dist, name)
+    }
     return mock.patch.multiple(dist, **stand_ins)
 
 
-def refuse_unwaited(works: list[Work], where: str) -> None:
-    """Raise Wrong if one of `works` was never waited for; forget them."""
+def judge_works(works: list[Work], where: str) -> None:
+    """Raise Wrong if one of `works` was never waited for, or its tensor changed before; forget them."""
     never = sum(not work.is_done for work in works)
+    for work in works:
+        work.wait()
+    changed = sum(work.is_changed for work in works)
     works.clear()
-    refuse(
-        never, f"{where}: {number_of(never, 'collective')} never waited for; the result comes with `wait`."
-    )
+    refuse(never, f"{where}: {number_of(never, 'collective')} never waited for; results come with `wait`.")
+    refuse(changed, f"{where}: {number_of(changed, 'tensor')} changed while under way; wait first.")
 
 
 @contextlib.contextmanager
@@ -105,9 +114,8 @@ def agreed(dist: Any) -> Iterator[None]:
         verdict = error
     verdicts: list[Any] = [None] * dist.get_world_size()
     dist.all_gather_object(verdicts, verdict)
-    for each in verdicts:
-        if each is not None:
-            raise each
+    for each in filter(None, verdicts):
+        raise each
 
 
 class Message(NamedTuple):
@@ -115,7 +123,6 @@ class Message(NamedTuple):
 
     name: str  # in PyTorch's dispatcher, such as "allgather_"
     nbytes: int  # of the longest that goes in or comes out
-    numbers: int
 
 
 def tracer() -> Any:
@@ -127,10 +134,6 @@ def tracer() -> Any:
     def tensors(things: Any) -> list[Tensor]:
         return [each for each in tree_leaves(things) if type(each) in (Tensor, nn.Parameter)]
 
-    def size(things: Any) -> tuple[int, int]:
-        some = tensors(things)
-        return sum(each.nbytes for each in some), sum(each.numel() for each in some)
-
     class Tracer(TorchDispatchMode):
         def __init__(self) -> None:
             super().__init__()
@@ -141,7 +144,8 @@ def tracer() -> Any:
             made = func(*args, **(kwargs or {}))
             library, _, name = func.name().partition("::")
             if "c10d" in library and not name.startswith(("barrier", "recv", "wait", "_wrap")):
-                self.messages.append(Message(name.partition(".")[0], *max(map(size, (*args, made)))))
+                sizes = [sum(each.nbytes for each in tensors(things)) for things in (*args, made)]
+                self.messages.append(Message(name.partition(".")[0], max(sizes)))
             given = {each.untyped_storage().data_ptr() for each in tensors(args)}
             for each in tensors(made):
                 if each.untyped_storage().data_ptr() not in given:

@@ -5,9 +5,8 @@ from __future__ import annotations
 import contextlib
 import itertools
 import math
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from typing import Any
 from unittest import mock
 
 import numpy as np
@@ -25,7 +24,7 @@ from workshop_utils.lessons.checks import (
     refuse_any,
     result_of,
 )
-from workshop_utils.lessons.checks.collectives import Message, Work, agreed, noted, refuse_unwaited, tracer
+from workshop_utils.lessons.checks.collectives import Work, agreed, judge_works, noted, tracer
 from workshop_utils.lessons.checks.open_question import measured, runs_of
 from workshop_utils.lessons.checks.processes import values_on_ranks
 from workshop_utils.network import availability
@@ -114,194 +113,130 @@ def _ratio(longer: float, shorter: float, least: float) -> float:
     return longer / shorter
 
 
-class _Sent(NamedTuple):
-    """An all-reduce that a learner's function has begun."""
-
-    numbers: int
-    number_of_pass: int
-    in_backward: bool
-    came: int  # gradients of this pass, before
-
-
-@dataclass
-class _Step:
-    """What a learner's function did on one rank in one step."""
-
-    parameters: list[int]  # the numbers of each
-    sent: list[_Sent] = field(default_factory=list)
-    passes: int = 0
-    standstills: int = 0  # of a backward pass, until an all-reduce is done
-    never_waited: int = 0
-    hooks_left: int = 0
-    changed: int = 0  # arrays, while they travelled
-    # Gradients over the right ones; NaN: they differ otherwise.
-    factors: list[float] = field(default_factory=list)
-    is_own: bool = False  # the gradients are this rank's own
-
-
 @exercise
 def overlapped_gradients(answer: Callable[..., None]) -> str:
     """`answer(dist, parameters, losses)` leaves the mean gradient of all ranks and losses, sent as gradients come."""
     for size, parts in TRIALS:
         where = f"on {size} ranks, {number_of(parts, 'loss', 'es')} each"
-        arguments = {"answer": answer, "parts": parts}
-        for first, second in values_on_ranks(where, size, _take_steps, arguments, framework="torch"):
-            _judge_step(first, where, size, parts)
-            left = f"{first.hooks_left} hooks are left after a step, and would act in the next; remove them"
-            refuse(first.hooks_left, f"{where}: {left}.")
-            _judge_step(second, f"{where}, second step", size, parts)
+        arguments = {"answer": answer, "parts": parts, "where": where}
+        values_on_ranks(where, size, _take_steps, arguments, framework="torch")
     return (
         "on 2 and on 3 ranks gradients are those of one process, sent once a step, during the backward pass."
     )
 
 
-def _judge_step(step: _Step, where: str, size: int, parts: int) -> None:
-    if not step.passes and not step.sent:
-        raise NotYet("no backward pass was made: write the function, then run this again.")
-    passes, whole, sent = step.passes, sum(step.parameters), sum(each.numbers for each in step.sent)
-    begun = [each for each in step.sent if each.in_backward]
-    early = sum(each.numbers for each in begun if each.came < len(step.parameters))
-    one_each = "make one for each loss, so that only one part's activations are held at a time"
-    refuse(passes != parts, f"{where}: {number_of(passes, 'backward pass', 'es')}; {one_each}.")
-    refuse(not sent, f"{where}: `dist.all_reduce` was never called, so every rank has its own gradients.")
-    last = "send only in the last backward pass, when `.grad` has the sum of all parts"
-    is_early = any(each.number_of_pass < parts for each in step.sent)
-    refuse(is_early, f"{where}: gradients are sent before the last of {parts} passes; {last}.")
-    refuse(sent != whole, f"{where}: {sent} numbers are sent; the gradients have {whole}, sent once.")
-    refuse(not begun, f"{where}: no overlap: all is sent after the backward pass; send from the hooks.")
-    later = "pass `async_op=True`, and wait after the pass"
-    stands = f"the backward pass stands still until an all-reduce is done; {later}"
-    refuse(step.standstills, f"{where}: no overlap: {stands}.")
-    before = f"only {early} of {whole} numbers are sent before the last gradient comes"
-    refuse(early < EARLY * whole, f"{where}: little overlap: {before}; send each when it comes.")
-    never = f"{step.never_waited} all-reduces were never waited for; `wait` returns when one is done"
-    refuse(step.never_waited, f"{where}: {never}.")
-    refuse(step.changed, f"{where}: {step.changed} gradients were changed while they travelled; wait first.")
-    _judge_gradients(step, where, size, parts)
-
-
-def _judge_gradients(step: _Step, where: str, size: int, parts: int) -> None:
-    sentences = {
-        float(size): "they are the ranks' sum: divide by the number of ranks",
-        1 / size: "they are divided by the number of ranks twice",
-        float(parts): "they are too large by the number of parts: divide each loss by it",
-        float(size * parts): "divide by the number of ranks, and each loss by the number of parts",
-        1 / parts: "they are divided by the number of parts twice",
-        1 / (size * parts): "divide by the number of ranks once, and each loss by the number of parts once",
-    }
-    off = sum(not math.isclose(factor, 1, rel_tol=1e-6) for factor in step.factors)
-    if not off:
-        return
-    for factor, sentence in sentences.items():
-        is_so = all(math.isclose(each, factor, rel_tol=1e-6) for each in step.factors)
-        refuse(is_so, f"{where}: gradients are {factor:.3g} times as large as with one process; {sentence}.")
-    own = "gradients are still the rank's own; send `parameter.grad` itself, not a copy"
-    refuse(step.is_own, f"{where}: {own}.")
-    raise Wrong(f"{where}: {off} of {len(step.factors)} gradients differ from those of one process.")
-
-
-def _take_steps(dist: Any, answer: Callable[..., None], parts: int) -> tuple[_Step, ...]:
-    """On a rank: two steps of `answer`, watched."""
+def _take_steps(dist: Any, answer: Callable[..., None], parts: int, where: str) -> bool:
+    """On a rank: two steps of `answer`, each beside what one process computes."""
     import torch
     from torch import nn
 
     torch.manual_seed(0)
-    widths = itertools.pairwise((6, 8, 8, 8, 8, 3))
+    size, widths = dist.get_world_size(), itertools.pairwise((6, 8, 8, 8, 8, 3))
     module = nn.Sequential(*[nn.Sequential(nn.Linear(*each), nn.Tanh()) for each in widths]).double()
     parameters = list(module.parameters())
-    steps = []
-    for batch in torch.randn(2, dist.get_world_size(), parts, 4, 6, dtype=torch.float64):
+    for step, batch in enumerate(torch.randn(2, size, parts, 4, 6, dtype=torch.float64)):
+        here = where + ", second step" * step
         mine = batch[dist.get_rank()]
         expected = torch.autograd.grad(module(batch).square().mean(), parameters)
         own = torch.autograd.grad(module(mine).square().mean(), parameters)
         module.zero_grad()
-        with _watched(dist, parameters) as step:
-            answer(dist, list(parameters), [lambda part=part: module(part).square().mean() for part in mine])
-        got = [torch.zeros_like(p) if p.grad is None else p.grad for p in parameters]
-        step.factors = [_factor(*pair) for pair in zip(got, expected, strict=True)]
-        step.is_own = any(
-            all(torch.allclose(mine * times, right) for mine, right in zip(got, own, strict=True))
-            for times in (1, dist.get_world_size())
-        )
-        steps.append(step)
-    return tuple(steps)
+        with agreed(dist):
+            losses = [lambda part=part: module(part).square().mean() for part in mine]
+            _Backward(dist, parameters, here).judge(answer, losses)
+            new = [torch.zeros_like(p) if p.grad is None else p.grad for p in parameters]
+            got, right, alone = (
+                torch.cat([each.flatten() for each in some]) for some in (new, expected, own)
+            )
+            _compare(f"{here}: gradients are ", got, right, _mistaken(right, alone, size, parts))
+            hooks = sum(len(parameter._post_accumulate_grad_hooks or ()) for parameter in parameters)
+            refuse(hooks, f"{here}: {hooks} hooks are left, and would act in the next step; remove them.")
+    return True
 
 
-def _factor(got: Any, expected: Any) -> float:
-    factor = float((got * expected).sum() / (expected * expected).sum())
-    return factor if bool((got - factor * expected).abs().max() < 1e-9) else math.nan
+def _mistaken(right: Any, own: Any, size: int, parts: int) -> dict[str, Any]:
+    """Wrong mean gradients, by a sentence on each; `own` is that of a rank alone."""
+    once = "divide by the number of ranks"
+    itself = "still the rank's own; send `parameter.grad` itself, not a copy."
+    return {
+        f"the ranks' sum; {once}.": right * size,
+        "divided by the number of ranks twice.": right / size,
+        "too large by the number of parts; divide each loss by it.": right * parts,
+        f"a sum of sums; {once}, and each loss by the number of parts.": right * size * parts,
+        "divided by the number of parts twice.": right / parts,
+        f"too small; {once} once, and each loss by the number of parts once.": right / size / parts,
+        itself: own,
+        f"divided, but {itself}": own / size,
+    }
 
 
-@contextlib.contextmanager
-def _watched(dist: Any, parameters: Sequence[Any]) -> Iterator[_Step]:
-    """Note what is sent while the block runs. A copy is sent; whoever waits for it gets it written back."""
-    import torch
+class _Backward:
+    """What a learner's function does in the backward passes of one step, on one rank."""
 
-    step = _Step([parameter.numel() for parameter in parameters])
-    works: list[Work] = []
-    came, running = 0, False
-    real, real_backward = dist.all_reduce, torch.autograd.backward
+    def __init__(self, dist: Any, parameters: list[Any], where: str) -> None:
+        self._dist, self._parameters, self._where = dist, parameters, where
+        self._works: list[Work] = []
+        self._is_running = False
+        self._passes = self._came = 0  # backward passes, gradients in the last of them
+        self._first = math.inf  # the pass in which sending begins
+        # Numbers sent: all, those sent during a pass, those sent before its last gradient; waits before that.
+        self._sent = self._during = self._early = self._standstills = 0
 
-    def backward(*arguments: Any, **options: Any) -> None:
-        nonlocal came, running
-        came, running = 0, True
-        step.passes += 1
-        real_backward(*arguments, **options)
-        running = False
+    def judge(self, answer: Callable[..., None], losses: list[Any]) -> None:
+        import torch
 
-    def note(_: Any) -> None:
-        nonlocal came
-        came += 1
+        real = torch.autograd.backward
 
-    def waits() -> None:
-        # After the last gradient there is nothing to overlap.
-        step.standstills += running and came < len(parameters)
+        def backward(*arguments: Any, **options: Any) -> None:
+            self._passes, self._came, self._is_running = self._passes + 1, 0, True
+            real(*arguments, **options)
+            self._is_running = False
 
-    def all_reduce(
-        tensor: Any, op: Any = dist.ReduceOp.SUM, group: Any = None, async_op: bool = False
-    ) -> Any:
-        step.sent.append(_Sent(tensor.numel(), step.passes, running, came))
-        if not async_op:
-            waits()
-            return real(tensor, op, group)
-        before, copy = tensor.detach().clone(), tensor.detach().clone()
+        hooks = [each.register_post_accumulate_grad_hook(self._comes) for each in self._parameters]
+        with (
+            noted(self._dist, self._works, self._begins, self._waits),
+            mock.patch.object(torch.autograd, "backward", backward),
+        ):
+            answer(self._dist, list(self._parameters), losses)
+        for hook in hooks:
+            hook.remove()
+        self._judge(self._where, len(losses))
+        judge_works(self._works, self._where)
 
-        def finish() -> list[Any]:
-            step.changed += not bool((tensor == before).all())
-            tensor.detach().copy_(copy)
-            return [tensor]
+    def _comes(self, _: Any) -> None:
+        self._came += 1
 
-        works.append(Work(real(copy, op, group, async_op=True), finish, waits))
-        return works[-1]
+    def _begins(self, name: str, given: dict[str, Any]) -> None:
+        if name == "all_reduce":
+            numbers = given["tensor"].numel()
+            self._first = min(self._first, self._passes)
+            self._sent += numbers
+            self._during += numbers * self._is_running
+            self._early += numbers * self._can_overlap()
 
-    hooks = [parameter.register_post_accumulate_grad_hook(note) for parameter in parameters]
-    with (
-        mock.patch.object(dist, "all_reduce", all_reduce),
-        mock.patch.object(torch.autograd, "backward", backward),
-    ):
-        yield step
-    for hook in hooks:
-        hook.remove()
-    step.hooks_left = sum(len(parameter._post_accumulate_grad_hooks or ()) for parameter in parameters)
-    step.never_waited = sum(not work.is_done for work in works)
-    for work in works:
-        work.wait()
-    dist.barrier()
+    def _waits(self) -> None:
+        self._standstills += self._can_overlap()
 
+    def _can_overlap(self) -> bool:
+        return self._is_running and self._came < len(self._parameters)
 
-@dataclass
-class _Sharded:
-    """The result of a learner's ZeRO-1 on one rank."""
-
-    optimizers: int = 0  # made up to the end of the first step
-    later: int = 0  # optimizers made after that
-    numbers: int = 0  # that this rank's optimizer updates
-    sent: float = 0.0  # bytes in a step, NaN where that cannot be counted
-    never_waited: int = 0
-    # By step, the parameters that one process has otherwise.
-    wrong: list[list[int]] = field(default_factory=list)
-    unmoved: list[int] = field(default_factory=list)  # that are in the end as they were at the start
-    stale: list[int] = field(default_factory=list)  # that are in the end one step behind
+    def _judge(self, where: str, parts: int) -> None:
+        passes, sent, early = self._passes, self._sent, self._early
+        if not passes and not sent:
+            raise NotYet("no backward pass was made: write the function, then run this again.")
+        whole = sum(each.numel() for each in self._parameters)
+        one_each = "make one for each loss, so that only one part's activations are held at a time"
+        refuse(passes != parts, f"{where}: {number_of(passes, 'backward pass', 'es')}; {one_each}.")
+        refuse(not sent, f"{where}: `dist.all_reduce` was never called, so every rank has its own gradients.")
+        last = "send only in the last backward pass, when `.grad` has the sum of all parts"
+        refuse(self._first < parts, f"{where}: gradients are sent before the last of {parts} passes; {last}.")
+        refuse(sent != whole, f"{where}: {sent} numbers are sent; the gradients have {whole}, sent once.")
+        after = "no overlap: all is sent after the backward pass; send from the hooks"
+        refuse(not self._during, f"{where}: {after}.")
+        later = "pass `async_op=True`, and wait after the pass"
+        stands = f"no overlap: the backward pass stands still until an all-reduce is done; {later}"
+        refuse(self._standstills, f"{where}: {stands}.")
+        before = f"only {early} of {whole} numbers are sent before the last gradient comes"
+        refuse(early < EARLY * whole, f"{where}: little overlap: {before}; send each when it comes.")
 
 
 @exercise
@@ -309,54 +244,15 @@ def sharded_optimizer(answer: Callable[..., Any]) -> str:
     """`answer(dist, parameters, make_optimizer)` returns `step`: own parameters are updated, then all are shared."""
     for size in (2, 3):
         where = f"on {size} ranks"
-        ranks = values_on_ranks(where, size, _shard, {"answer": answer}, framework="torch", timeout="20s")
-        _judge_shards(ranks, where, size)
+        arguments = {"answer": answer, "where": where}
+        values_on_ranks(where, size, _shard, arguments, framework="torch", timeout="20s")
     return (
         "on 2 and on 3 ranks all parameters are those of one process's Adam, of whose state no rank keeps more than "
         f"{SHARE} N-ths."
     )
 
 
-def _judge_shards(ranks: list[_Sharded], where: str, size: int) -> None:
-    made = any(each.optimizers or each.later for each in ranks)
-    refuse(not made, f"{where}: `make_optimizer` was never called, so nothing is updated.")
-    new = "`step` makes a new optimizer, which forgets Adam's moments; make it once, before"
-    refuse(any(each.later for each in ranks), f"{where}: {new}.")
-    for rank, each in enumerate(ranks):
-        all_kept = f"rank {rank} keeps state for all parameters; give `make_optimizer` only its own"
-        refuse(each.numbers >= NUMBERS, f"{where}: {all_kept}.")
-    kept = sum(each.numbers for each in ranks)
-    lost = f"of {NUMBERS} numbers only {kept} belong to a rank; every parameter needs an owner"
-    refuse(kept < NUMBERS, f"{where}: {lost}.")
-    padding = size * 2 * (len(WIDTHS) - 1)
-    twice = f"the ranks' optimizers update {kept} numbers, of {NUMBERS}; give each parameter one owner"
-    refuse(kept > NUMBERS + padding, f"{where}: {twice}.")
-    for rank, each in enumerate(ranks):
-        keeps = f"rank {rank} keeps {each.numbers} of {NUMBERS} numbers, more than {SHARE} / N"
-        deal = "deal out numbers, not parameters: weights are larger than biases"
-        refuse(each.numbers > SHARE * NUMBERS / size, f"{where}: {keeps}; {deal}.")
-        wait = "wait before `step` returns, or the next forward pass may use old parameters"
-        never = f"rank {rank} has not waited for {each.never_waited} broadcasts or the like; {wait}"
-        refuse(each.never_waited, f"{where}: {never}.")
-    over = "no parameter changes: a rank that is not the owner overwrites the update"
-    refuse(all(len(each.unmoved) == 2 * (len(WIDTHS) - 1) for each in ranks), f"{where}: {over}.")
-    for rank, each in enumerate(ranks):
-        step = next((number for number, wrong in enumerate(each.wrong) if wrong), None)
-        if step is None:
-            continue
-        which = f"{where}, step {step + 1}, rank {rank}: parameter {each.wrong[step][0]} is"
-        at_start, behind = (set(each.wrong[-1]) <= set(some) for some in (each.unmoved, each.stale))
-        refuse(at_start, f"{which} as at the start: its owner updates it, and must send it to the others.")
-        refuse(behind, f"{which} one step behind: update first, then send.")
-        raise Wrong(f"{which} not as one process has it; does every rank receive from its owner?")
-    times = sum(each.sent for each in ranks) / (4 * NUMBERS * (size - 1))
-    few = "a rank must receive the others' parameters from their owners"
-    refuse(times < 0.9, f"{where}: only {times:.2f} of the bytes that are needed are sent; {few}.")
-    many = f"{times:.1f} times as many bytes as needed are sent; send each parameter once"
-    refuse(times > PASSES, f"{where}: {many}.")
-
-
-def _shard(dist: Any, answer: Callable[..., Any]) -> _Sharded:
+def _shard(dist: Any, answer: Callable[..., Any], where: str) -> bool:
     """On a rank: three steps of `answer`, beside one process's optimizer.
 
     Gradients are the mean already.
@@ -365,11 +261,11 @@ def _shard(dist: Any, answer: Callable[..., Any]) -> _Sharded:
     from torch import nn
 
     torch.manual_seed(0)
+    size, rank = dist.get_world_size(), dist.get_rank()
     parameters = [p for widths in itertools.pairwise(WIDTHS) for p in nn.Linear(*widths).parameters()]
     alone = [nn.Parameter(parameter.detach().clone()) for parameter in parameters]
     starts = [parameter.detach().clone() for parameter in alone]
     made: list[Any] = []
-    shard = _Sharded()
 
     def make_optimizer(own: Any) -> Any:
         made.append(torch.optim.Adam(own, lr=0.01))
@@ -378,30 +274,62 @@ def _shard(dist: Any, answer: Callable[..., Any]) -> _Sharded:
     reference = torch.optim.Adam(alone, lr=0.01)
     step = result_of(answer, dist, list(parameters), make_optimizer)
     refuse(not callable(step), f"your function returned {step!r}; it must return a function `step`.")
-    for number in range(STEPS):
+    # By step: how many optimizers there are, and which parameters one process has otherwise.
+    optimizers, wrong = [], []
+    for _ in range(STEPS):
         behind = [parameter.detach().clone() for parameter in alone]
         for parameter, copy in zip(parameters, alone, strict=True):
             copy.grad = torch.randn_like(copy)
             parameter.grad = copy.grad.clone()
         reference.step()
         works: list[Work] = []
-        with count_bytes(dist.barrier) as counted, noted(dist, works):
-            step()
-        shard.sent = counted.sent
-        shard.optimizers = shard.optimizers if number else len(made)
-        shard.never_waited += sum(not work.is_done for work in works)
-        for work in works:
-            work.wait()
-        dist.barrier()
-        pairs = list(enumerate(zip(parameters, alone, strict=True)))
-        shard.wrong.append([at for at, (mine, right) in pairs if not torch.allclose(mine, right, atol=1e-6)])
-        shard.unmoved = [at for at, (mine, _) in pairs if torch.equal(mine, starts[at])]
-        shard.stale = [at for at, (mine, _) in pairs if torch.allclose(mine, behind[at], atol=1e-6)]
-    shard.later = len(made) - shard.optimizers
-    shard.numbers = sum(
-        each.numel() for one in made for group in one.param_groups for each in group["params"]
-    )
-    return shard
+        with agreed(dist):
+            with count_bytes(dist.barrier) as counted, noted(dist, works):
+                step()
+            judge_works(works, f"{where}, rank {rank}")
+        optimizers.append(len(made))
+        pairs = enumerate(zip(parameters, alone, strict=True))
+        wrong.append([at for at, (mine, right) in pairs if not torch.allclose(mine, right, atol=1e-6)])
+    numbers = sum(each.numel() for one in made for group in one.param_groups for each in group["params"])
+    ranks: list[Any] = [None] * size
+    dist.all_gather_object(ranks, (numbers, counted.sent))
+    new = "`step` makes a new optimizer, which forgets Adam's moments; make it once, before"
+    refuse(optimizers[-1] > optimizers[0], f"{where}: {new}.")
+    _judge_owners([kept for kept, _ in ranks], rank, where)
+    unmoved = {at for at, start in enumerate(starts) if parameters[at].equal(start)}
+    over = "no parameter changes: a rank that is not the owner overwrites the update"
+    refuse(len(unmoved) == len(parameters), f"{where}: {over}.")
+    if any(wrong):
+        number, which = next((number, each[0]) for number, each in enumerate(wrong) if each)
+        last = {which, *wrong[-1]}
+        stale = {at for at, old in enumerate(behind) if torch.allclose(parameters[at], old, atol=1e-6)}
+        sentences = {
+            "as at the start: its owner updates it, and must send it to the others.": last <= unmoved,
+            "one step behind: update first, then send.": last <= stale,
+            "not as one process has it; does every rank receive from its owner?": True,
+        }
+        refuse_any(f"{where}, step {number + 1}, rank {rank}: parameter {which} is ", sentences)
+    times = sum(sent for _, sent in ranks) / (4 * NUMBERS * (size - 1))
+    few = "a rank must receive the others' parameters from their owners"
+    refuse(times < 0.9, f"{where}: only {times:.2f} of the bytes that are needed are sent; {few}.")
+    refuse(times > PASSES, f"{where}: {times:.1f} times as many bytes as needed are sent; send each once.")
+    return True
+
+
+def _judge_owners(kept: list[int], rank: int, where: str) -> None:
+    """Judge how many numbers each rank's optimizer updates."""
+    size, mine, together = len(kept), kept[rank], sum(kept)
+    refuse(not together, f"{where}: `make_optimizer` was never called, so nothing is updated.")
+    all_kept = f"rank {rank} keeps state for all parameters; give `make_optimizer` only its own"
+    refuse(mine >= NUMBERS, f"{where}: {all_kept}.")
+    lost = f"of {NUMBERS} numbers only {together} belong to a rank; every parameter needs an owner"
+    refuse(together < NUMBERS, f"{where}: {lost}.")
+    padding = size * 2 * (len(WIDTHS) - 1)
+    twice = f"the ranks' optimizers update {together} numbers, of {NUMBERS}; give each parameter one owner"
+    refuse(together > NUMBERS + padding, f"{where}: {twice}.")
+    keeps = f"rank {rank} keeps {mine} of {NUMBERS} numbers, more than {SHARE} / N"
+    deal = "deal out numbers, not parameters: weights are larger than biases"
+    refuse(mine > SHARE * NUMBERS / size, f"{where}: {keeps}; {deal}.")
 
 
 @exercise
@@ -410,7 +338,7 @@ def sharded_unit(answer: Any) -> str:
     for size in (2, 3):
         where = f"on {size} ranks"
         arguments = {"answer": getattr(answer, "apply", answer), "where": where}
-        values_on_ranks(where, size, _train_units, arguments, framework="torch")
+        values_on_ranks(where, size, _train_units, arguments, framework="torch", timeout="20s")
     return (
         "on 2 and on 3 ranks three units train as on one process, each by two all-gathers and one reduce-scatter a "
         "step, and no rank keeps a whole weight between the passes."
@@ -446,7 +374,6 @@ def _train_units(dist: Any, answer: Callable[..., Any], where: str) -> bool:
                 units[at].pass_backward(gradients[at + 1][rank], gradients[at], by_rank)
             weights[at] -= 0.1 * by_rank.mean(0)
             shards[at].data = _padded_shards(weights[at], size)[rank]
-            shards[at].grad = None
     return True
 
 
@@ -477,10 +404,8 @@ class _Unit:
         where = f"{self._where}, forward pass"
         with self._watched_pass(where, 1):
             outputs = result_of(answer, self._dist, self._rows, self._shard, self._inputs)
-            refuse(
-                not hasattr(outputs, "grad_fn"),
-                f"{where}: it gives a {type(outputs).__name__}, not a tensor.",
-            )
+            gives = f"{where}: it gives a {type(outputs).__name__}, not a tensor"
+            refuse(not hasattr(outputs, "grad_fn"), f"{gives}.")
             self._outputs = outputs
             del outputs
         columns, right = self._outputs.shape[-1], expected.shape[-1]
@@ -491,21 +416,25 @@ class _Unit:
 
     def pass_backward(self, gradient: Any, of_inputs: Any, of_weight: Any) -> None:
         """Judge the backward pass from the outputs' `gradient`; what it must give stands there by ranks."""
+        import torch
+
         where, size, rank = f"{self._where}, backward pass", self._size, self._rank
         with self._watched_pass(where, 2):
             try:
-                self._outputs.backward(gradient)
+                leaves = self._shard, self._inputs
+                shard, inputs = torch.autograd.grad(self._outputs, leaves, gradient, allow_unused=True)
             except RuntimeError as error:
-                each = "one for each argument of `forward`: None, None, the shard's and the inputs', in their shapes"
-                refuse("returned an in" in str(error), f"{where}: {error}; return {each}.")
+                each = "one for each argument of `forward`: None, None, the shard's and the inputs'"
+                refuse("incorrect number" in str(error), f"{where}: return four gradients, {each}.")
+                shapes = [tuple(leaf.shape) for leaf in leaves]
+                own = f"that of `shard` must have its shape {shapes[0]}, that of `inputs` {shapes[1]}"
+                refuse("invalid gradient" in str(error), f"{where}: a gradient has the wrong shape; {own}.")
                 raise
             self._outputs = None
-        shard, inputs = self._shard.grad, self._inputs.grad
         refuse(shard is None, f"{where}: the shard's gradient is missing; return it third.")
         refuse(inputs is None, f"{where}: the inputs' gradient is missing; the unit before needs it.")
         padding = max(0, self._rows - rank * len(shard))  # begins there
-        counts = "a norm over the shard counts it"
-        refuse(shard[padding:].any(), f"{where}: the padding's gradient is not 0, and {counts}.")
+        refuse(shard[padding:].any(), f"{where}: the padding's gradient is not 0, and a norm counts it.")
         means, own = _padded_shards(of_weight.mean(0), size), _padded_shards(of_weight[rank], size)[rank]
         wrong = {
             "the ranks' sum; divide by the number of ranks.": means[rank] * size,
@@ -523,16 +452,23 @@ class _Unit:
         }
         _compare(f"{where}: the inputs' gradients are ", inputs, of_inputs[rank], wrong)
 
+    def _begins(self, name: str, given: dict[str, Any]) -> None:
+        if name == "reduce_scatter":
+            shape, parts = given["output"].shape, [tuple(part.shape) for part in given["input_list"]]
+            other = f"`reduce_scatter` has parts of shapes {listed(parts)}"
+            same = f"each must have its output's, {tuple(shape)}; pad first"
+            refuse({*parts} != {shape}, f"{self._where}, backward pass: {other}; {same}.")
+
     @contextlib.contextmanager
     def _watched_pass(self, where: str, passes: int) -> Iterator[None]:
         """Judge what is sent in the block, in passes of a whole weight, and what is left in memory."""
         works: list[Work] = []
-        with tracer() as traced, noted(self._dist, works):
+        with tracer() as traced, noted(self._dist, works, self._begins):
             yield
-        refuse_unwaited(works, where)
-        reduced = [each.numbers for each in traced.messages if each.name in ("allreduce_", "all_reduce")]
+        judge_works(works, where)
+        reduced = [each.nbytes for each in traced.messages if each.name in ("allreduce_", "all_reduce")]
         alone = "the inputs are this rank's alone, and so is their gradient"
-        refuse(self._inputs.numel() in reduced, f"{where}: the inputs' gradient is all-reduced; {alone}.")
+        refuse(self._inputs.nbytes in reduced, f"{where}: the inputs' gradient is all-reduced; {alone}.")
         two = "an all-reduce gives every rank the whole by two passes; a reduce-scatter gives it its rows by one"
         refuse(reduced, f"{where}: {two}.")
         # Of N parts, N − 1 are sent; a collective has all N.
@@ -545,7 +481,7 @@ class _Unit:
         given = 0 if self._outputs is None else self._outputs.nbytes
         few = self._shard.numel() + self._inputs.numel()
         held = (traced.held(given + few * self._shard.itemsize) - given) // self._shard.itemsize
-        much = f"it still holds {held} numbers that it has made, more than shard and inputs together, {few}"
+        much = f"it still holds {held} numbers that it has made, more than the {few} of shard and inputs"
         refuse(held > few, f"{where}: {much}; let go of the whole weight.")
 
 
@@ -564,7 +500,7 @@ def clipped_norm(answer: Callable[..., Any]) -> str:
     for size in (2, 3):
         where = f"on {size} ranks"
         arguments = {"answer": answer, "where": where}
-        values_on_ranks(where, size, _clip, arguments, framework="torch")
+        values_on_ranks(where, size, _clip, arguments, framework="torch", timeout="20s")
     return "on 2 and on 3 ranks every gradient is clipped as on one process, by one message from each."
 
 
@@ -589,26 +525,26 @@ def _clip(dist: Any, answer: Callable[..., Any], where: str) -> bool:
         with agreed(dist):
             with tracer() as traced, noted(dist, works):
                 got = answer(dist, parameters[: len(SHARDED)], parameters[len(SHARDED) :], max_norm)
-            refuse_unwaited(works, here)
+            judge_works(works, here)
             new = [parameter.grad for parameter in parameters]
-            if is_missing(got):
-                _refuse_nothing(bool(traced.messages), new, gradients, here)
+            is_same = all(
+                mine is not None and mine.equal(old) for mine, old in zip(new, gradients, strict=True)
+            )
+            if is_missing(got) and is_same and not traced.messages:
+                raise NotYet("your function gave nothing: write it, then run this again.")
+            refuse(is_missing(got), f"{here}: nothing is returned; return the norm before clipping.")
             alone = "nothing is sent, and no rank can know the whole gradient's norm alone"
             refuse(not traced.messages, f"{here}: {alone}; add up the squares of all ranks.")
             squares = np.array([_squares(each) for each in ranks])
             _judge_norm(got, norm, (squares, rank, _squares(whole[len(SHARDED) :]), max_norm), here)
-            _judge_messages(traced.messages, size * len(parameters), here)
+            count, nbytes = len(traced.messages), sum(each.nbytes for each in traced.messages)
+            up = "add up the squares of all parameters first; an all-reduce of one number does it"
+            refuse(count > 1, f"{here}: {count} collectives; {up}.")
+            refuse(nbytes > 8 * size * len(parameters), f"{here}: {nbytes} bytes are sent; {up}.")
             _judge_clipped(new, gradients, min(1.0, max_norm / norm) if norm else 1.0, here)
             changed = any(bool((each != 1).any()) for each in parameters)
             refuse(changed, f"{here}: parameters have changed; scale their `.grad`.")
     return True
-
-
-def _refuse_nothing(is_sent: bool, new: list[Any], old: list[Any], where: str) -> None:
-    is_same = all(got is not None and got.equal(was) for got, was in zip(new, old, strict=True))
-    if is_same and not is_sent:
-        raise NotYet("your function gave nothing: write it, then run this again.")
-    raise Wrong(f"{where}: nothing is returned; return the norm before clipping, which people log.")
 
 
 def _squares(tensors: Iterable[Any]) -> float:
@@ -627,30 +563,22 @@ def _judge_norm(got: Any, norm: float, case: tuple[Any, ...], where: str) -> Non
     raise Wrong(f"{returns}, which is not the norm of the whole gradient.")
 
 
-def _judge_messages(messages: list[Message], most: int, where: str) -> None:
-    count, numbers = len(messages), sum(each.numbers for each in messages)
-    up = "add up the squares of all parameters first; one number is enough"
-    refuse(count > 1, f"{where}: {count} collectives; {up}.")
-    refuse(numbers > most, f"{where}: {numbers} numbers are sent; {up}.")
-
-
 def _judge_clipped(new: list[Any], old: list[Any], factor: float, where: str) -> None:
     refuse(any(each is None for each in new), f"{where}: a `.grad` is None; scale it instead.")
     pairs = list(zip(new, old, strict=True))
     wrong = [not bool(((got - factor * was).abs() <= 1e-6 * was.abs()).all()) for got, was in pairs]
     if not any(wrong):
         return
-    times = _factor(*pairs[wrong.index(True)])
+    sharded, replicated = any(wrong[: len(SHARDED)]), any(wrong[len(SHARDED) :])
+    alone = "" if sharded and replicated else "sharded" if sharded else "replicated"
+    got, was = pairs[wrong.index(True)]
+    times = float((got * was).sum() / was.square().sum())
+    times = times if bool(((got - times * was).abs() < 1e-9).all()) else math.nan
     refuse_any(
         f"{where}: ",
         {
             "gradients are NaN; a norm of 0 divides nothing.": any(bool(each.isnan().any()) for each in new),
-            "the gradients of `sharded` are right, those of `replicated` are not; scale both.": (
-                not any(wrong[: len(SHARDED)])
-            ),
-            "the gradients of `replicated` are right, those of `sharded` are not; scale both.": (
-                not any(wrong[len(SHARDED) :])
-            ),
+            f"only the gradients of `{alone}` are wrong; scale both alike.": alone,
             "gradients are no multiple of what they were.": math.isnan(times),
             f"gradients grow {times:.3g} times; a norm below max_norm stays as it is.": times > 1,
             f"gradients are as before; they must become {factor:.3g} times as large.": times == 1,
