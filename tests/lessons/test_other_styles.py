@@ -122,19 +122,7 @@ def by_gathering_squares(dist, sharded, replicated, max_norm):
     return norm.item()
 
 
-def by_the_first_rank(dist, sharded, replicated, max_norm):
-    counted = sharded + replicated * (dist.get_rank() == 0)
-    squares = torch.zeros(1, dtype=torch.float64)
-    for each in counted:
-        squares += each.grad.square().sum()
-    dist.all_reduce(squares)
-    norm = float(squares) ** 0.5
-    for each in sharded + replicated:
-        each.grad.mul_(min(1.0, max_norm / (norm + 1e-6)))
-    return norm
-
-
-@pytest.mark.parametrize("answer", [by_pytorch, by_gathering_squares, by_the_first_rank])
+@pytest.mark.parametrize("answer", [by_pytorch, by_gathering_squares])
 def test_a_norm_may_be_added_up_in_any_way_by_one_message(answer):
     verdict = pytorch.clipped_norm(answer)
     assert verdict.state == "right", verdict
