@@ -121,16 +121,12 @@ def noise_from_workers(answer: Callable[..., Any]) -> str:
         spread, truths = each.std(axis=0), ((deviation**2).sum(), (signal**2).sum())
         errors = spread / np.sqrt(STEPS)
         for name, mean, error, truth in zip(("tr Σ", "|G|²"), each.mean(axis=0), errors, truths, strict=True):
-            refuse(
-                not abs(mean - truth) < STANDARD_ERRORS * error + 1e-3 * truth,
-                f"over {STEPS:,} simulated steps of {workers} workers with {images} images each, your estimates "
-                f"of {name} are {mean:.3g} ± {error:.1g} on average; the truth is {truth:.3g}.",
-            )
+            over = f"over {STEPS:,} simulated steps of {workers} workers with {images} images each"
+            are = f"estimates of {name} are {mean:.3g} ± {error:.1g} on average; the truth is {truth:.3g}"
+            refuse(not abs(mean - truth) < STANDARD_ERRORS * error + 1e-3 * truth, f"{over}, your {are}.")
         wide = f"scatter {(spread / least).max():.1f} times as widely as they need to; use all workers alike"
-        refuse(
-            (spread > 1.1 * least).any(),
-            f"right on average, but with {workers} workers your estimates {wide}.",
-        )
+        wider = f"right on average, but with {workers} workers your estimates {wide}"
+        refuse((spread > 1.1 * least).any(), f"{wider}.")
     return "over thousands of simulated steps both estimates are right on average: workers measure the noise scale."
 
 

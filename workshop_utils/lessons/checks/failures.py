@@ -158,11 +158,9 @@ def atomic_save(answer: Save) -> str:
             if not any(Path(folder).iterdir()):
                 raise NotYet("your function wrote nothing: write it, then run this again.")
             _saved(path, content)
-            refuse(
-                saves and not all(event.existed for event in events),
-                "just before a rename there was no file at all: a save that breaks off there has lost the old one; "
-                "do not remove it or move it aside, since a rename replaces it.",
-            )
+            lost = "just before a rename there was no file at all: a save that breaks off there has lost the old one"
+            instead = "do not remove it or move it aside, since a rename replaces it"
+            refuse(saves and not all(event.existed for event in events), f"{lost}; {instead}.")
             saves.append(events)
         full = "the disk was full halfway, and"
         with full_disk(100_000):
@@ -239,9 +237,8 @@ def _durable(path: Path, content: bytes, events: list[_Event], when: str) -> Non
     refuse(last < 0, f"{when}you open {path.name} itself for writing: {half}.")
     rename = events[last]
     far = "which may be on another file system; there `rename` fails, and `shutil.move` copies byte by byte"
-    refuse(
-        not rename.file, f"{when}what you rename lies in another folder, {far}: write it beside {path.name}."
-    )
+    elsewhere = f"{when}what you rename lies in another folder, {far}: write it beside {path.name}"
+    refuse(not rename.file, f"{elsewhere}.")
     file, folder = (
         [at for at, each in enumerate(events) if (each.kind, each.inode) == ("sync", inode)]
         for inode in (rename.inode, path.parent.stat().st_ino)

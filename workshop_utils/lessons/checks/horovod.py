@@ -309,9 +309,8 @@ def convert_keras(answer: Callable[..., tuple[Any, Any]]) -> str:
         if unmoved and not any(rank.uses_horovod for rank in ranks):
             raise NotYet("neither class does anything yet: write both, then run this again.")
         same = unmoved or all(_distance(ranks[0].first, rank.last) == 0 for rank in ranks)
-        refuse(
-            same, f"{where}, `fit` changes no weight: end with `super().apply(grads, trainable_variables)`."
-        )
+        frozen = f"{where}, `fit` changes no weight: end with `super().apply(grads, trainable_variables)`"
+        refuse(same, f"{frozen}.")
         _judge_weights(
             where,
             ranks,
@@ -335,10 +334,8 @@ def _convert_keras(hvd: Any, answer: Callable[..., tuple[Any, Any]], imports: st
     watched = _Watched(hvd)
     classes = result_of(answer, watched, keras)
     two = isinstance(classes, tuple | list) and len(classes) == 2
-    refuse(
-        not two,
-        f"your function returned {classes!r}; it must return the optimizer's class and the callback's.",
-    )
+    pair = f"your function returned {classes!r}; it must return the optimizer's class and the callback's"
+    refuse(not two, f"{pair}.")
     make_optimizer, make_callback = classes
     keras.utils.set_random_seed(hvd.rank())
     frozen = keras.layers.BatchNormalization(epsilon=0, trainable=False)  # adds a number to all scores

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from numbers import Integral
-from types import EllipsisType
 from typing import Any
 from unittest import mock
 
@@ -32,19 +31,16 @@ def tensor_parallel_mlp(answer: Callable[..., Any]) -> str:
     """`answer(dist, x, up, down)` is down(gelu(up(x))), of which each rank computes an N-th of the hidden units."""
     for size in (2, 3):
         where = f"on {size} ranks"
-        verdicts = values_on_ranks(where, size, _mlp, {"answer": answer}, framework="torch", timeout="20s")
-        if ... in verdicts:
-            raise NotYet("your function gave nothing: write it, then run this again.")
-        for rank, sentence in enumerate(verdicts):
-            refuse(sentence, f"{where}, rank {rank}: {sentence}.")
+        arguments = {"answer": answer, "where": where}
+        values_on_ranks(where, size, _mlp, arguments, framework="torch", timeout="20s")
     return (
         "on 2 and on 3 ranks Z and all gradients are those of one process; each rank computes its share of the hidden "
         "units, and sends no more than one all-reduce forward and one backward need."
     )
 
 
-def _mlp(dist: Any, answer: Callable[..., Any]) -> str | EllipsisType:
-    """On a rank: what is wrong with `answer`, "" if nothing, `...` if it gives nothing."""
+def _mlp(dist: Any, answer: Callable[..., Any], where: str) -> bool:
+    """On a rank: `answer`, beside what one process computes."""
     import torch
     from torch import nn
     from torch.nn.functional import gelu
@@ -79,7 +75,7 @@ def _mlp(dist: Any, answer: Callable[..., Any]) -> str | EllipsisType:
     for each in got[1:4]:  # cut, so that the ranks' parts add up
         dist.all_reduce(each)
     if is_missing(z):
-        return ...
+        raise NotYet("your function gave nothing: write it, then run this again.")
 
     def close(one: Any, other: Any) -> bool:
         return bool(torch.allclose(one, other, rtol=1e-9, atol=1e-9))
@@ -90,17 +86,14 @@ def _mlp(dist: Any, answer: Callable[..., Any]) -> str | EllipsisType:
         shape = tuple(z.shape) if isinstance(z, torch.Tensor) else repr(z)
         tensor = f"Z is a tensor of shape {tuple(x.shape)} on every rank"
         refuse(not is_tensor, f"your function gave {shape}; {tensor}")
+        added = expected + (size - 1) * down.bias
+        by_tanh, _ = reference(slice(None), approximate="tanh")
         slips = {
             "Z is this rank's part only; g must sum the parts of all ranks": part,
-            "every rank adds the bias of `down` before the sum; add it once, behind g": (
-                expected + (size - 1) * down.bias
-            ),
+            "every rank adds the bias of `down` before the sum; add it once, behind g": added,
             "the bias of `down` is missing in Z": expected - down.bias,
-            "every rank computes all of Z, and then they are summed; give each its share of the units": size
-            * expected,
-            "GELU is approximated by tanh here; take it as it was imported": reference(
-                slice(None), approximate="tanh"
-            )[0],
+            "every rank computes all of Z before the sum; give each its share of the units": expected * size,
+            "GELU is approximated by tanh here; take it as it was imported": by_tanh,
         }
         explain(z.detach(), {sentence: value.detach() for sentence, value in slips.items()})
         advice = "does each rank take the same hidden units of `up`, of its bias and of `down`?"
@@ -109,9 +102,8 @@ def _mlp(dist: Any, answer: Callable[..., Any]) -> str | EllipsisType:
         share = f"{units} of {HIDDEN} hidden units were computed here; a rank's share is {HIDDEN // size}"
         refuse(units > HIDDEN / size, share)
         slices = "slice the weights before you multiply, so that nothing is computed and then dropped"
-        refuse(
-            multiplied > 1.05, f"this rank multiplies {multiplied:.1f} times as much as its share; {slices}"
-        )
+        much = f"this rank multiplies {multiplied:.1f} times as much as its share; {slices}"
+        refuse(multiplied > 1.05, much)
         behind = "behind g every rank has the whole gradient already, so g does nothing backward"
         refuse(close(got[1], size * right[1]), f"gradients are {size} times too large: {behind}")
         part_only = "the gradient of `x` is this rank's part only; f must sum it over all ranks, backward"
@@ -127,8 +119,8 @@ def _mlp(dist: Any, answer: Callable[..., Any]) -> str | EllipsisType:
         nothing = "gather nothing, only sum"
         refuse(sent > MOST_BYTES, f"this rank sends {sent:.1f} times the bytes of two all-reduces; {nothing}")
     except Wrong as wrong:
-        return str(wrong)
-    return ""
+        raise Wrong(f"{where}, rank {rank}: {wrong}.") from None
+    return True
 
 
 class _Stage:
@@ -245,10 +237,8 @@ def _order(answer: Answer, rank: int, ranks: int, microbatches: int) -> tuple[Pa
     order: Any = result_of(answer, rank, ranks, microbatches)
     order = list(order) if isinstance(order, Iterator) else order  # of a generator, all that it yields
     has = f"rank {rank} of {ranks} with {microbatches} microbatches has"
-    refuse(
-        not isinstance(order, list | tuple),
-        f"{has} {order!r}; it must be a list of passes, such as [('forward', 0)].",
-    )
+    passes = f"{has} {order!r}; it must be a list of passes, such as [('forward', 0)]"
+    refuse(not isinstance(order, list | tuple), f"{passes}.")
     for step, each in enumerate(order):
         pair = isinstance(each, tuple | list) and len(each) == 2
         is_pass = pair and each[0] in ("forward", "backward") and isinstance(each[1], Integral)

@@ -62,25 +62,19 @@ def where_it_stops(results: Any) -> float:
     """The number of workers with the shortest median step; as many less one, and more one, must have been tried."""
     seconds: dict[int, list[float]] = {}
     runs = runs_of(results, "train_together", network="100Mbit")
-    refuse(
-        len({id(run) for run in runs}) < len(runs),
-        "`results` has the same run twice; that shows no spread: call `measure` again for each.",
-    )
+    twice = "`results` has the same run twice; that shows no spread: call `measure` again for each"
+    refuse(len({id(run) for run in runs}) < len(runs), f"{twice}.")
     for run in runs:
         seconds.setdefault(len(run), []).append(_seconds_of_step(run))
     once = [workers for workers, each in seconds.items() if len(each) < 2]
-    refuse(
-        once,
-        f"`results` has only one run each with {listed(sorted(once))} workers, so no spread: take two or more.",
-    )
+    single = f"`results` has only one run each with {listed(sorted(once))} workers, so no spread"
+    refuse(once, f"{single}: take two or more.")
     medians = {workers: float(np.median(each)) for workers, each in seconds.items()}
     shortest = min(medians, key=medians.__getitem__)
     untried = {shortest - 1, shortest + 1} - {0, *seconds}
-    refuse(
-        untried,
-        f"of {listed(sorted(seconds))} workers, {shortest} have the shortest step; with {listed(sorted(untried))} it "
-        "may be shorter still: try that, too.",
-    )
+    best = f"of {listed(sorted(seconds))} workers, {shortest} have the shortest step"
+    others = listed(sorted(untried))
+    refuse(untried, f"{best}; with {others} it may be shorter still: try that, too.")
     return shortest
 
 
@@ -97,11 +91,10 @@ def _seconds_of_step(run: Results) -> float:
     )
     for each in run:
         exchanges = 2 * (workers - 1 if each.rank == 0 else 1) * (workers > 1)  # one warms up
-        refuse(
-            abs(each.bytes_sent - exchanges * GRADIENT_NBYTES) > BARRIER_NBYTES,
-            f"rank {each.rank} of {workers} sent {each.bytes_sent:,.0f} bytes; by section 7's exchange it sends "
-            f"{exchanges * GRADIENT_NBYTES:,}.",
-        )
+        nbytes = exchanges * GRADIENT_NBYTES
+        sent = f"rank {each.rank} of {workers} sent {each.bytes_sent:,.0f} bytes"
+        is_other = abs(each.bytes_sent - nbytes) > BARRIER_NBYTES
+        refuse(is_other, f"{sent}; by section 7's exchange it sends {nbytes:,}.")
     try:
         seconds = max(float(value[0]) for value in run.values)
     except (TypeError, ValueError, IndexError, KeyError):

@@ -72,9 +72,8 @@ class OpenQuestion:
                 refuse(not least <= prediction <= most, worth)
                 measurement = self.measure(measured)
                 between = f"the lesson's own runs give something between {low:,g} and {high:,g} {self.unit}"
-                refuse(
-                    not low <= measurement <= high, f"`results` measures {_short(measurement)}; {between}."
-                )
+                outside = f"`results` measures {_short(measurement)}; {between}"
+                refuse(not low <= measurement <= high, f"{outside}.")
             for name, number in (("predicted", prediction), ("measured", measurement)) if self.whole else ():
                 counts = f"it counts {self.unit}, so it is a whole number"
                 refuse(number != int(number), f"`{name}` is {number:,g}; {counts}.")
@@ -107,9 +106,8 @@ class OpenQuestion:
             number = float(value)
         except OverflowError:
             raise Wrong(f"`{name}` is too large; it must be a positive number of {self.unit}.") from None
-        refuse(
-            not 0 < number < math.inf, f"`{name}` is {value}; it must be a positive number of {self.unit}."
-        )
+        positive = f"`{name}` is {value}; it must be a positive number of {self.unit}"
+        refuse(not 0 < number < math.inf, f"{positive}.")
         return number
 
 

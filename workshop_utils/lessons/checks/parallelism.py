@@ -64,10 +64,8 @@ def half_of_the_core(results: Any) -> float:
     reached = (
         f"with {tried[0]:,} to {tried[-1]:,} examples your ranks did {shares[0]:.0%} to {shares[-1]:.0%}"
     )
-    refuse(
-        not shares[0] < 0.5 < shares[-1],
-        f"{reached} of what a core does alone: take batches around 50 %, on a quiet machine.",
-    )
+    around = f"{reached} of what a core does alone: take batches around 50 %, on a quiet machine"
+    refuse(not shares[0] < 0.5 < shares[-1], f"{around}.")
     above = next(index for index, share in enumerate(shares) if share > 0.5)
     # Without overlap these odds are in proportion to the batch.
     odds = [min(share, 0.99) / (1 - min(share, 0.99)) for share in shares[above - 1 : above + 1]]
@@ -170,9 +168,8 @@ def row_block(answer: Answer) -> str:
         for where, outcomes in _tried(_block, answer, size, {"units": units}, units == 61):
             for rank, (got, _) in enumerate(outcomes):
                 four = isinstance(got, tuple | list) and len(got) == len(names)
-                refuse(
-                    not four, f"{where}, rank {rank} returns {type(got).__name__}; return the four arrays."
-                )
+                arrays = f"{where}, rank {rank} returns {type(got).__name__}; return the four arrays"
+                refuse(not four, f"{arrays}.")
                 own = np.array_split(np.arange(units), size)[rank]
                 right = (*whole, inputs.T @ d_hidden[:, own], hidden[:, own].T @ d_outputs)
                 for kind, mine, value in zip(("outputs", "d_inputs"), got, right, strict=False):

@@ -500,11 +500,8 @@ def _judge_takeover(push: Push, keep: Keep, workers: int) -> None:
     made, waiting = server.versions[0], workers > 1 and not server.hear(push, first, 0, 8)
     keep(server, 0, 8, values + 1)
     too_late = server.versions[0] != made or (waiting and first not in server.pushed[0])
-    refuse(
-        too_late,
-        "when a copy comes after the successor has made that update itself, it must change nothing: "
-        "compare its version with `server.versions[r]`.",
-    )
+    when = "when a copy comes after the successor has made that update itself, it must change nothing"
+    refuse(too_late, f"{when}: compare its version with `server.versions[r]`.")
 
 
 class _Doomed(replicated.Server):

@@ -48,11 +48,9 @@ def ring_all_reduce(answer: Answer) -> str:
         _judge_ring(answer, size, elements)
     _judge_ring(answer, 5, 7, np.float32)
     times = _times(answer, 2 * 7 / 8)
-    refuse(
-        times > 3,
-        f"with 8 ranks in simulated time it takes {times:.0f} times as long as a ring's bytes need: either not all "
-        "ranks send at once, as they do in `send_recv`, or the chunks differ in size.",
-    )
+    long = f"with 8 ranks in simulated time it takes {times:.0f} times as long as a ring's bytes need"
+    why = "either not all ranks send at once, as they do in `send_recv`, or the chunks differ in size"
+    refuse(times > 3, f"{long}: {why}.")
     compare_on_processes(answer, collectives.ring_all_reduce, size=4, elements=40_000)
     return (
         "with 4 ranks each sent 6 messages of a quarter, 1.5 times the array. On four processes behind links of "

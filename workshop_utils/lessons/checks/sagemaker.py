@@ -41,10 +41,8 @@ def tf_config(answer: Callable[[Mapping[str, str]], dict[str, Any]]) -> str:
             roles = list(given) if isinstance(given, dict) else given
             hint = " (TensorFlow 2 calls the toolkit's master chief)" * ("master" in str(roles))
             due = f"they must be chief, worker and ps{hint}"
-            refuse(
-                not isinstance(given, dict) or set(given) != set(cluster),
-                f"{where}the roles in cluster are {roles}; {due}.",
-            )
+            roles_are = f"{where}the roles in cluster are {roles}; {due}"
+            refuse(not isinstance(given, dict) or set(given) != set(cluster), f"{roles_are}.")
             for role, right in cluster.items():
                 got = given[role] if isinstance(given[role], list) else []
                 hints = {
@@ -226,11 +224,9 @@ def _judge_lives(
             reached, (saved, state) = kept + (limit or 0), _newest(folder)
             kinds = f"{state.dtype}, and the state is of {begun.dtype}: save it as it is."
             refuse(saved and state.dtype != begun.dtype, f"{when}the checkpoint holds numbers of {kinds}")
-            refuse(
-                saved % EVERY or end.args != (saved,),
-                f"{when}there is a checkpoint of step {saved}: save after every {EVERY} steps, and not on the way "
-                "out, since on an instance that is taken away no `except` and no `finally` is run.",
-            )
+            odd = f"{when}there is a checkpoint of step {saved}: save after every {EVERY} steps, and not on the way out"
+            because = "since on an instance that is taken away no `except` and no `finally` is run"
+            refuse(saved % EVERY or end.args != (saved,), f"{odd}, {because}.")
             late = f"{when}step {reached} was made, but the newest checkpoint is of step {saved}."
             refuse(reached - saved >= EVERY, late)
             continue

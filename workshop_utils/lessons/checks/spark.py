@@ -186,10 +186,8 @@ def ring_neighbour(answer: Callable[[Any, int], Any]) -> str:
             refuse((host, port) != (hosts[right], str(ports[right])), f"{where}; {due}.")
     context = spark.session().sparkContext
     sums = context.parallelize(range(4), 4).barrier().mapPartitions(_ring_of(answer)).collect()
-    refuse(
-        sums != [6] * 4,
-        f"on Spark the tasks passed 0, 1, 2 and 3 around, and got {sums}; it must be 6 everywhere.",
-    )
+    around = f"on Spark the tasks passed 0, 1, 2 and 3 around, and got {sums}; it must be 6 everywhere"
+    refuse(sums != [6] * 4, f"{around}.")
     return "on Spark, four tasks of a barrier stage met, and passed their numbers around the ring."
 
 

@@ -179,10 +179,8 @@ def _take_steps(answer: Callable[..., Any], accumulated: int) -> None:
             copied = name == "to" and any(each.startswith("cpu") for each in places)
             if sys._getframe(1).f_globals.get("__name__") == "torch.nn.utils.clip_grad":
                 copied = False  # it brings norms to the device of the gradients
-            refuse(
-                name in READING or copied,
-                f"it reads a number from the device (`{name}`), which waits for it each time.",
-            )
+            reads = f"it reads a number from the device (`{name}`), which waits for it each time"
+            refuse(name in READING or copied, f"{reads}.")
             return function(*args, **(kwargs or {}))
 
     torch.manual_seed(accumulated)
@@ -220,10 +218,8 @@ def _take_steps(answer: Callable[..., Any], accumulated: int) -> None:
         reference.step()
         for own, right in zip(mine.parameters(), ours.parameters(), strict=True):
             usual = "divide each loss by their number, clear the gradients once before, and update once after"
-            refuse(
-                not torch.allclose(own, right, rtol=1e-4, atol=1e-6),
-                f"with {accumulated} micro-batches the weights are not those of one large batch: {usual}.",
-            )
+            differ = f"with {accumulated} micro-batches the weights are not those of one large batch: {usual}"
+            refuse(not torch.allclose(own, right, rtol=1e-4, atol=1e-6), f"{differ}.")
 
 
 class _Graph(NamedTuple):

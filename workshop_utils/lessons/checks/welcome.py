@@ -157,25 +157,20 @@ def averaged_at_the_end(results: Any) -> float:
     percentages, seeds = [], []
     for run in runs_of(results, "train", ranks=2):
         asked = {"exchange": True, **run.arguments}
-        refuse(
-            asked["exchange"], 'these workers exchanged gradients in every step: pass `"exchange": False`.'
-        )
+        exchanged = 'these workers exchanged gradients in every step: pass `"exchange": False`'
+        refuse(asked["exchange"], f"{exchanged}.")
         whole = "worker 0 must have all images of the digits 0 to 4, worker 1 all of 5 to 9"
         shares = [sorted(map(int, share)) for share in asked["shares"]]
         refuse(shares != halves, f"these workers had other images: {whole}.")
         refuse(asked["batch"] != 32, f"these workers drew {asked['batch']} images in each step, not 32.")
         refuse(asked["steps"] not in STEPS, f"these workers took {asked['steps']} steps, not {max(STEPS)}.")
         low, high = (each for _, each in run.values)
-        refuse(
-            np.array_equal(low, high),
-            "both workers ended with the same weights: they have exchanged something.",
-        )
+        equal = "both workers ended with the same weights: they have exchanged something"
+        refuse(np.array_equal(low, high), f"{equal}.")
         alone = [_recognised(digits, each) for each in (low, high)]
         learnt = "each must have learnt its own digits, about half of the test images, and no others"
-        refuse(
-            not all(40 < each < 55 for each in alone),
-            f"alone, these workers recognise {alone[0]:.0f} and {alone[1]:.0f} % of the test images; {learnt}.",
-        )
+        they = f"alone, these workers recognise {alone[0]:.0f} and {alone[1]:.0f} % of the test images"
+        refuse(not all(40 < each < 55 for each in alone), f"{they}; {learnt}.")
         weights = (low + high) / 2
         percentages.append(_recognised(digits, weights))
         seeds.append(asked["seed"])
