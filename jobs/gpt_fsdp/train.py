@@ -41,6 +41,7 @@ from torch.distributed.checkpoint import state_dict as states
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 from torch.distributed.tensor import DTensor, distribute_tensor
+from torch.nn.modules.module import register_module_parameter_registration_hook
 from torch.utils.checkpoint import checkpoint
 
 from workshop_utils import place
@@ -99,9 +100,34 @@ def join(here: place.Place) -> torch.device:
     return device
 
 
+def on_meta(_module: nn.Module, _name: str, parameter: nn.Parameter) -> None:
+    """Take the memory of a parameter that a module registers. Buffers do not pass here, and keep their values."""
+    torch.utils.swap_tensors(parameter, nn.Parameter(parameter.to("meta"), parameter.requires_grad))
+
+
+def give_memory(model: nn.Module, device: torch.device) -> None:
+    """Move `model` to `device`: buffers with their values, parameters without.
+
+    `to_empty` alone, like a model made under torch.device("meta"), would leave in a buffer what its memory held before.
+    """
+    buffers = dict(model.named_buffers(remove_duplicate=False))
+    if lost := [name for name, buffer in buffers.items() if buffer.is_meta]:
+        sys.exit(f"{', '.join(lost)}: buffers on the meta device have no values to keep")
+    model.to_empty(device=device)
+    for name, buffer in model.named_buffers(remove_duplicate=False):
+        buffer.copy_(buffers[name])
+
+
 def build(given: argparse.Namespace, device: torch.device) -> Any:
-    """The model, of which this rank holds shards: with the weights of one process, and never whole on any rank."""
-    with torch.device("meta"):
+    """The model, of which this rank holds shards: with the weights of one process, and never whole on any rank.
+
+    To start from pretrained weights, put this in the place of the last loop; `whole` is {} on all ranks but the first:
+
+        whole = safetensors.torch.load_file(path) if dist.get_rank() == 0 else {}
+        how = states.StateDictOptions(full_state_dict=True, broadcast_from_rank0=True)
+        states.set_model_state_dict(model, whole, options=how)
+    """
+    with register_module_parameter_registration_hook(on_meta):
         model = GPT(GPTSizes(given.layers, given.width, given.heads, given.sequence))
     shape = (given.replicas, dist.get_world_size() // given.replicas)
     mesh = init_device_mesh(device.type, shape, mesh_dim_names=("replicate", "shard"))
@@ -114,13 +140,18 @@ def build(given: argparse.Namespace, device: torch.device) -> Any:
         if given.compile:
             block.compile()
         fully_shard(block, mesh=mesh, mp_policy=policy)
-    # What is in no block, embedding and head; their output, the logits, is float32.
+    # What is in no block, embedding and head, even where their weights are tied; their output, the logits, is float32.
+    # A parameter that is a single number cannot be split: make it a vector of one.
     fully_shard(model, mesh=mesh, mp_policy=dataclasses.replace(policy, output_dtype=torch.float32))
-    model.to_empty(device=device)
+    give_memory(model, device)
+    missing = {parameter: name for name, parameter in model.named_parameters()}
     for parameter, value in model.initial_values(given.seed):
         assert isinstance(parameter, DTensor)
         # Each rank draws the same values, and keeps its shard: nothing is sent.
         parameter.data.copy_(distribute_tensor(value, mesh, parameter.placements, src_data_rank=None))
+        missing.pop(parameter, None)
+    if missing:
+        sys.exit(f"{', '.join(missing.values())}: parameters without initial values")
     return model
 
 

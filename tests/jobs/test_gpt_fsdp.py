@@ -1,5 +1,7 @@
 """The FSDP2 job trains as one process does, on any number of ranks, and goes on from what a killed run has saved."""
 
+import argparse
+import importlib.util
 import math
 import shutil
 import subprocess
@@ -8,6 +10,7 @@ from pathlib import Path
 
 import pytest
 import torch
+import torch.distributed as dist
 from launching import JOBS, job_of, killed, launched
 
 from workshop_utils.parallel.gpt import GPT, GPTSizes, batch_of, cross_entropy, manual
@@ -97,6 +100,64 @@ def test_bfloat16_halves_what_is_gathered_and_trains(tmp_path):
     blocks = sum(parameter.numel() for parameter in GPT(SIZES).layers[1:-1].parameters())
     # Half a gather costs a rank of two; blocks are gathered twice a step, what is around them once.
     assert sent["float32"] - sent["bfloat16"] == pytest.approx(STEPS * (parameters + blocks) / 2 * 2, rel=0.1)
+
+
+@pytest.fixture
+def train():
+    """The job's script as a module, in a process group of one."""
+    spec = importlib.util.spec_from_file_location("gpt_fsdp_train", JOBS / "gpt_fsdp" / "train.py")
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    yield module
+    dist.destroy_process_group()
+
+
+def built(train, monkeypatch, model):
+    """What `build` makes of `model` in the place of the GPT."""
+    monkeypatch.setattr(train, "GPT", model)
+    given = argparse.Namespace(**MODEL, replicas=1, dtype="float32", recompute=0, compile=0, seed=0)
+    return train.build(given, torch.device("cpu"))
+
+
+class Buffered(GPT):
+    """With buffers, one of them registered twice, and the head tied to the embedding."""
+
+    device = "cpu"
+
+    def __init__(self, sizes):
+        super().__init__(sizes)
+        rates = torch.arange(1.0, 6.0, device=self.device)
+        self.layers[1].register_buffer("rates", rates, persistent=False)
+        self.register_buffer("rates", rates)
+        self.layers[-1].vocabulary.weight = self.layers[0].token.weight
+
+
+def test_buffers_keep_their_values_and_tied_parameters_stay_tied(train, monkeypatch):
+    model = built(train, monkeypatch, Buffered)
+    for module in (model, model.layers[1]):
+        assert module.rates.tolist() == [1, 2, 3, 4, 5]
+    assert model.layers[-1].vocabulary.weight is model.layers[0].token.weight
+    torch.testing.assert_close(model.layers[0].token.weight.full_tensor(), GPT(SIZES).layers[0].token.weight)
+
+
+def test_a_buffer_or_parameter_that_would_have_no_value_is_named(train, monkeypatch):
+    class OnMeta(Buffered):
+        device = "meta"
+
+    with pytest.raises(
+        SystemExit, match=r"^rates, layers\.1\.rates: buffers on the meta device have no values"
+    ):
+        built(train, monkeypatch, OnMeta)
+
+    class Forgetful(GPT):
+        def initial_values(self, seed):
+            return list(super().initial_values(seed))[:-1]
+
+    with pytest.raises(
+        SystemExit, match=r"^layers\.3\.vocabulary\.weight: parameters without initial values"
+    ):
+        built(train, monkeypatch, Forgetful)
 
 
 def whole(folder):
