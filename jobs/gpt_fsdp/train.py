@@ -53,8 +53,8 @@ from workshop_utils.training.tcp_bytes import count_bytes
 KEPT = 2  # checkpoints in the folder
 HELD_OUT = 0.1  # of the text, at its end
 # Options that change no step, or its rounding alone.
-TECHNICAL = {"replicas", "accumulate", "compile", "recompute"}
-TECHNICAL |= {"validation_steps", "checkpoint_steps", "profile_steps"}
+TECHNICAL = {"replicas", "accumulate", "compile", "recompute", "profile_steps", "export"}
+TECHNICAL |= {"validation_steps", "validation_windows", "checkpoint_steps", "checkpoints"}
 
 
 def options() -> argparse.Namespace:
@@ -74,11 +74,14 @@ def options() -> argparse.Namespace:
     add("--compile", choices=(0, 1), default=0, help="compile each block (torch.compile)")
     add("--recompute", choices=(0, 1), default=0, help="compute blocks' activations again, to keep none")
     add("--validation-steps", default=50, help="between two validations")
+    add("--validation-windows", default=1024, help="of the held-out text, from its beginning, at most")
     add("--checkpoint-steps", default=50, help="between two checkpoints; 0: none")
     add("--profile-steps", default=0, help="steps in a trace; 0: no trace")
+    add("--export", choices=(0, 1), default=1, help="write model.pt, from rank 0's memory, at the end")
     add("--seed", default=0)
     given = parser.parse_args()
-    ones = dict.fromkeys(("steps", "batch_size", "accumulate", "replicas", "validation_steps"), 1)
+    names = ("steps", "batch_size", "accumulate", "replicas", "validation_steps", "validation_windows")
+    ones = dict.fromkeys(names, 1)
     for name, value in vars(given).items():
         if not isinstance(value, str) and not ones.get(name, 0) <= value < math.inf:
             parser.error(f"{name.replace('_', '-')} is {value}; it must be at least {ones.get(name, 0)}")
@@ -181,8 +184,9 @@ def take_step(
     total = torch.zeros((), device=batch[0].device)
     parts = zip(*(each.chunk(given.accumulate) for each in batch), strict=True)
     for number, (tokens, targets) in enumerate(parts, 1):
-        # Gradients stay whole on their rank, and are reduced with those of the last part.
-        model.set_requires_gradient_sync(number == given.accumulate)
+        # Each part's gradients are reduced within a copy of the model, so a rank keeps its shard's, and between copies
+        # with the last part. `set_requires_gradient_sync` would save the former, but keep 4 bytes of each parameter.
+        model.set_requires_all_reduce(number == given.accumulate)
         loss = cross_entropy(model(tokens), targets) / given.accumulate
         loss.backward()
         total += loss.detach()
@@ -199,14 +203,17 @@ def mean(loss: Tensor) -> float:
 
 
 @torch.no_grad()
-def validate(model: nn.Module, text: Tensor, given: argparse.Namespace) -> float:
-    """Mean loss of `text`, a row of tokens, cut into windows that the ranks share out.
+def validate(model: Any, text: Tensor, given: argparse.Namespace) -> float:
+    """Mean loss of `text`, a row of tokens: of its first `--validation-windows` windows, which the ranks share out.
 
-    Ranks make equally many passes, since each pass gathers parameters. A rank that has no window left joins in with
-    one that does not count; a sampler would pad, and count it twice.
+    A pass takes as many as one of `take_step`, and so fits into memory. Ranks make equally many passes, since each pass
+    gathers parameters. A rank that has no window left joins in with one that does not count; a sampler would pad, and
+    count it twice.
     """
-    rank, size, most = dist.get_rank(), dist.get_world_size(), given.batch_size // dist.get_world_size()
+    rank, size = dist.get_rank(), dist.get_world_size()
+    most = given.batch_size // size // given.accumulate
     windows = text.unfold(0, given.sequence + 1, given.sequence)  # so each target is asked for once
+    windows = windows[: given.validation_windows]
     total = torch.zeros(2, dtype=torch.float64, device=text.device)  # of losses; how many they are
     model.eval()
     for start in range(0, math.ceil(len(windows) / size), most):
@@ -215,6 +222,7 @@ def validate(model: nn.Module, text: Tensor, given: argparse.Namespace) -> float
         loss = cross_entropy(model(rows[:, :-1]), rows[:, 1:]).double()
         total += len(own) * torch.stack([loss, torch.ones_like(loss)])
     model.train()
+    model.reshard()  # the root, which a forward pass leaves gathered
     dist.all_reduce(total)
     return (total[0] / total[1]).item()
 
@@ -364,12 +372,13 @@ def main() -> None:
     except ValueError as error:
         sys.exit(str(error))
     model = train(given, device)
-    # For a model too large for one rank's memory, leave this out: the last checkpoint has it, in parts.
-    on_rank_0 = states.StateDictOptions(full_state_dict=True, cpu_offload=True)
-    whole = states.get_model_state_dict(model, options=on_rank_0)
-    if here.rank == 0:
-        here.model_folder.mkdir(parents=True, exist_ok=True)
-        torch.save(whole, here.model_folder / "model.pt")
+    if given.export:
+        # Where it cannot, `dcp_to_torch_save` makes one file of a checkpoint, on a machine with memory for it.
+        on_rank_0 = states.StateDictOptions(full_state_dict=True, cpu_offload=True)
+        whole = states.get_model_state_dict(model, options=on_rank_0)
+        if here.rank == 0:
+            here.model_folder.mkdir(parents=True, exist_ok=True)
+            torch.save(whole, here.model_folder / "model.pt")
     # Who holds a group must let go of it first, and all must have met in each: see mnist_torch_ddp.
     for group in (None, *next(model.parameters()).device_mesh.get_all_groups()):
         dist.barrier(group)
