@@ -75,6 +75,7 @@ def options() -> argparse.Namespace:
     add("--recompute", choices=(0, 1), default=0, help="compute blocks' activations again, to keep none")
     add("--validation-steps", default=50, help="between two validations")
     add("--validation-windows", default=1024, help="of the held-out text, from its beginning, at most")
+    add("--checkpoints", type=str, default="", help="their folder, if the launcher names none")
     add("--checkpoint-steps", default=50, help="between two checkpoints; 0: none")
     add("--profile-steps", default=0, help="steps in a trace; 0: no trace")
     add("--export", choices=(0, 1), default=1, help="write model.pt, from rank 0's memory, at the end")
@@ -253,7 +254,7 @@ class Checkpoints:
         dist.broadcast_object_list(probe)
         if not (folder / probe[0]).exists():
             missing = f"rank {dist.get_rank()} does not see what rank 0 writes into {folder}"
-            sys.exit(f"{missing}: give `checkpoints` that all machines share, or --checkpoint-steps 0")
+            sys.exit(f"{missing}: give a folder that all machines share, or --checkpoint-steps 0")
         dist.barrier()
         if self.is_first:
             (folder / probe[0]).unlink()
@@ -312,7 +313,10 @@ def train(given: argparse.Namespace, device: torch.device) -> Any:
     held_out = torch.frombuffer(bytearray(text[end:]), dtype=torch.uint8).long().to(device)
     model = build(given, device)
     optimizer = optimizer_of(model, given)
-    folder, checkpoints, begun = place.checkpoint_folder(), None, 0
+    folder = Path(given.checkpoints) if given.checkpoints else place.checkpoint_folder()
+    checkpoints, begun = None, 0
+    if rank == 0 and given.checkpoint_steps and not folder:
+        print("no checkpoints: a run that is killed starts anew, unless you give it --checkpoints FOLDER")
     if folder and given.checkpoint_steps:
         # A checkpoint belongs to another run if its next step would differ.
         settings = {name: value for name, value in vars(given).items() if name not in TECHNICAL}

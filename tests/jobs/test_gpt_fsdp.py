@@ -87,6 +87,7 @@ def test_ranks_train_and_validate_as_one_process(workers, more, by_one_process, 
     assert_equal_up_to_rounding(weights(tmp_path), by_one_process[0])
     (loss,) = run.metrics["validation_loss"].dropna()
     assert loss == pytest.approx(by_one_process[1], abs=1e-5)  # a window counted twice would change more
+    assert any(line.text.startswith("no checkpoints: ") for line in run.logs(worker="worker-0"))
 
 
 def test_bfloat16_halves_what_is_gathered_and_trains(tmp_path):
@@ -198,7 +199,8 @@ def test_a_killed_run_goes_on_from_a_whole_checkpoint_to_the_bits_and_on_other_n
 
 def test_checkpoints_of_another_run_are_refused(tmp_path):
     saved = {"checkpoints": str(tmp_path)}
-    launched("gpt_fsdp", **fields(1, steps=1), **saved)
+    launched("gpt_fsdp", **fields(1, steps=1, export=0, checkpoints=str(tmp_path)))
+    assert whole(tmp_path) == ["step-00000001"]
     with pytest.raises(RunFailed) as other:
         launched("gpt_fsdp", **fields(1, steps=1, learning_rate=0.1), **saved)
     assert "are of another run: learning_rate is 0.1 and was 0.003; give another folder" in str(other.value)
