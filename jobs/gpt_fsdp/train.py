@@ -338,11 +338,12 @@ def train(given: argparse.Namespace, device: torch.device) -> Any:
             saves = checkpoints and is_due(given.checkpoint_steps)
             if saves or step == begun + 1 or is_due(max(1, given.steps // 20)):
                 values = {"loss": mean(loss), "grad_norm": norm.full_tensor().item()}
-                samples = given.batch_size * (step - done) / (time.perf_counter() - since)  # of all ranks
-                speeds = {"samples_per_second": samples / size, "tokens_per_second": samples * given.sequence}
+                samples = given.batch_size * (step - done) / (time.perf_counter() - since)
+                values |= {"samples_per_second": samples, "tokens_per_second": samples * given.sequence}
                 if device.type == "cpu":  # what NCCL sends inside a machine passes through no socket
-                    speeds["bytes_sent"] = counted.sent
-                place.report(step, **values, **speeds, learning_rate=rate(step, given), device=str(device))
+                    values["bytes_sent"] = counted.sent
+                if rank == 0:  # bytes are its own; the rest is the same on all ranks, or of all together
+                    place.report(step, **values, learning_rate=rate(step, given), device=str(device))
                 if not math.isfinite(values["loss"]):
                     sys.exit("the loss is not a number any more; the checkpoints from before are kept")
                 done, since = step, time.perf_counter()

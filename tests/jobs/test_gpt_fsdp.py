@@ -87,6 +87,7 @@ def test_ranks_train_and_validate_as_one_process(workers, more, by_one_process, 
     assert_equal_up_to_rounding(weights(tmp_path), by_one_process[0])
     (loss,) = run.metrics["validation_loss"].dropna()
     assert loss == pytest.approx(by_one_process[1], abs=1e-5)  # a window counted twice would change more
+    assert set(run.metrics["rank"]) == {0}  # all ranks' metrics are the same
     assert any(line.text.startswith("no checkpoints: ") for line in run.logs(worker="worker-0"))
 
 
