@@ -1,20 +1,29 @@
 """Train a GPT by FSDP2: the script to copy for a transformer that does not fit into one GPU with its optimizer.
 
-    torchrun --standalone --nproc-per-node 8 train.py --steps 1000         # or: workshop launch jobs/gpt_fsdp
+    torchrun --standalone --nproc-per-node 8 train.py --steps 1000 --checkpoints /shared/run-1
 
-- `build`: the model is made on the meta device, split block by block, and only then given memory and values. With
-  `--replicas` (HSDP) neighbouring ranks share a copy of it: parameters stay within a machine, gradients alone cross.
+`workshop launch jobs/gpt_fsdp` starts it on any target. It has run on CPUs alone: NCCL between GPUs, blocks compiled
+for them, and asynchronous checkpoints of them are untried.
+
+- `build`: parameters are made on the meta device, split block by block, and only then given memory and values. With
+  `--replicas` (HSDP) neighbouring ranks share a copy of the model: parameters stay within a machine, gradients alone
+  cross.
 - `take_step`: accumulation, clipping, AdamW. The weights that are kept are float32; in bfloat16, the default on a GPU
   that has it, they travel and layers compute. Gradients are added up in float32.
 - `validate`: the loss of text that no step has seen, each window of it counted once.
 - `Checkpoints`: each rank writes its shards while the next steps are taken (torch.distributed.checkpoint). A run that
   was killed goes on from the newest checkpoint that is whole: on as many CPUs to the very bits, on any other number of
   ranks up to rounding, since a step's batch, `--batch-size` sequences of all ranks together, depends on the step alone.
-  All ranks must reach the folder, so it is refused unless the machines share it. Several instances of SageMaker do not:
-  there, `--checkpoint-steps 0`.
+  `--steps` must stay as it was, since the learning rate depends on it. All ranks must reach the folder, so it is
+  refused unless the machines share it. Several instances of SageMaker do not: there, `--checkpoint-steps 0`.
 
-The text is Python's own manual, byte by byte. For yours, replace `manual` and `batch_of`; for your model, `GPT`, its
-blocks in `build`, and `initial_values`.
+For your own, replace:
+
+- the model: `GPT`, and `GPTSizes` in `options` and `main`; in `build` its blocks and its initial values. Where a model
+  returns an object, `take_step` and `validate` take its `.logits`.
+- the text, here Python's manual byte by byte: `manual`, `batch_of`, and `held_out` and the checksum in `train`.
+- `workshop_utils`, where it does not come along: torchrun's RANK, WORLD_SIZE and LOCAL_RANK for `place.here`, your
+  logger for `place.report`, a comparison of dictionaries for `refuse_other_run`; `profile` and `count_bytes` can go.
 """
 
 import argparse
