@@ -42,6 +42,7 @@ def keep_freed_memory(keep: bool) -> None:
     """
     libc = ctypes.CDLL(None)
     if hasattr(libc, "mallopt"):
+        # 32 MiB is glibc's largest. 8 KiB is two pages: smaller blocks would waste much of theirs.
         libc.mallopt(_MMAP_THRESHOLD, 2**25 if keep else 2**13)
         libc.mallopt(_TRIM_THRESHOLD, 2**30 if keep else 2**13)
 
