@@ -59,7 +59,7 @@ class NaiveDataParallel(nn.Module):
     def __init__(self, module: nn.Module, communicator: Communicator) -> None:
         super().__init__()
         self.module, self.communicator = module, communicator
-        broadcast_from_first(communicator, itertools.chain(module.parameters(), module.buffers()))
+        broadcast_from_first(communicator, module)
         # named_parameters leaves out the second name of a tied parameter.
         self._trainable = {name: p for name, p in module.named_parameters() if p.requires_grad}
 
@@ -101,7 +101,8 @@ class Bucket:
         self.parameters = list(parameters)
         self.held: set[nn.Parameter] = set()  # whose gradients of this step are in
         whole = torch.zeros(sum(p.numel() for p in self.parameters), dtype=self.parameters[0].dtype)
-        self.memory, self.views = as_array(whole), views(whole, self.parameters)
+        parts = zip(self.parameters, whole.split([p.numel() for p in self.parameters]), strict=True)
+        self.memory, self.views = as_array(whole), {p: part.view(p.shape) for p, part in parts}
 
     @property
     def is_full(self) -> bool:
@@ -111,9 +112,8 @@ class Bucket:
     def hold(self, parameter: nn.Parameter) -> None:
         """Take the parameter's gradient in, and let `.grad` be its place here."""
         view, gradient = self.views[parameter], parameter.grad
-        if (
-            gradient is not None and gradient.data_ptr() != view.data_ptr()
-        ):  # else autograd has added to it in place
+        # If they are the same, autograd has added to it in place.
+        if gradient is not None and gradient.data_ptr() != view.data_ptr():
             view.copy_(gradient)
             parameter.grad = view
         self.held.add(parameter)
@@ -170,10 +170,7 @@ class OverlappedDataParallel(BucketedDataParallel):
     def _on_gradient(self, parameter: Any) -> None:
         bucket = self._bucket_of[parameter]
         if parameter in bucket.held:
-            raise RuntimeError(
-                "a second backward pass has begun before synchronise(); to accumulate gradients, use "
-                "BucketedDataParallel"
-            )
+            raise RuntimeError("two backward passes before synchronise(); use BucketedDataParallel for that")
         bucket.hold(parameter)
         while len(self._sent) < len(self.buckets) and self.buckets[len(self._sent)].is_full:
             self._send_next()
@@ -252,9 +249,9 @@ def buckets_of(parameters: dict[str, nn.Parameter], bucket_bytes: int) -> list[d
     return buckets
 
 
-def broadcast_from_first(communicator: Communicator, tensors: Iterable[Tensor]) -> None:
-    """Replace `tensors`, in place on every rank, by those of rank 0."""
-    for tensor in tensors:
+def broadcast_from_first(communicator: Communicator, module: nn.Module) -> None:
+    """Replace parameters and buffers, in place on every rank, by those of rank 0."""
+    for tensor in itertools.chain(module.parameters(), module.buffers()):
         with contiguous(tensor) as whole:
             tree_broadcast(communicator, whole.view(-1).view(torch.uint8))  # NumPy has no bfloat16
 
@@ -277,9 +274,3 @@ def refuse_unused(names: list[str], communicator: Communicator, most: int = 3) -
             f"{', '.join(names[:most])}{rest} had no part in this step on rank {communicator.rank}; every parameter "
             "must have a gradient, since every rank sends it: freeze it before the module is wrapped"
         )
-
-
-def views(vector: Tensor, parameters: list[nn.Parameter]) -> dict[nn.Parameter, Tensor]:
-    """The part of `vector` that belongs to each of `parameters`, laid end to end, in the parameter's shape."""
-    parts = vector.split([parameter.numel() for parameter in parameters])
-    return {p: part.view(p.shape) for p, part in zip(parameters, parts, strict=True)}

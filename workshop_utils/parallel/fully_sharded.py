@@ -22,7 +22,6 @@ Zhao et al. (2023), "PyTorch FSDP: experiences on scaling fully sharded data par
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import Future, wait
 from functools import partial
@@ -162,7 +161,7 @@ class FullySharded(nn.Module):
         self.module, self.communicator, self._thread = module, communicator, data.CommunicationThread()
         self.events: list[Event] | None = None
         self._param_dtype, self._reduce_dtype, self._prefetch = param_dtype, reduce_dtype, prefetch
-        data.broadcast_from_first(communicator, itertools.chain(module.parameters(), module.buffers()))
+        data.broadcast_from_first(communicator, module)
         self._root = Unit("", keeps=True)
         names, by_module = {each: name for name, each in module.named_modules()}, {module: self._root}
         for each in module.children() if units is None else units:
