@@ -5,7 +5,7 @@
     loss_of(model(inputs)).backward()                     # each shard's .grad is now the mean of all ranks
     optimizer.step()
 
-A *unit* is a module whose parameters are gathered and reduced together. What happens to one with K bytes of parameters:
+A *unit* is a module whose parameters are gathered and reduced together. For a unit with K bytes of parameters:
 
 | | on the main thread | meanwhile, on the communication thread |
 | --- | --- | --- |
@@ -13,24 +13,27 @@ A *unit* is a module whose parameters are gathered and reduced together. What ha
 | backward | wait for the unit; its work; let go of it | all-gather of the one before, reduce-scatter of the one after |
 
 Each of these collectives sends (N − 1)/N · K. Between two steps a rank holds an N-th of parameters, gradients and
-optimizer state; within one, beside them, two whole units at most, and the whole gradients of two.
+optimizer state; within one, beside them, at most two whole units and their whole gradients. ZeRO-2 is the same without
+the gather in the backward pass: `reshard_after_forward=False`. ZeRO-1 shards the optimizer's state alone.
 
 Sources: Rajbhandari et al. (2020), "ZeRO: memory optimizations toward training trillion parameter models", section 5;
 Zhao et al. (2023), "PyTorch FSDP: experiences on scaling fully sharded data parallel", sections 3 and 4;
-`torch.distributed.fsdp.fully_shard`, whose rules are these unless a docstring says otherwise.
+`torch.distributed.fsdp.fully_shard`, whose rules are these unless a docstring says otherwise. Private names of
+PyTorch here, such as `_execution_engine`, are those that it and checkpointing use; tried with PyTorch 2.13.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import Future, wait
+from dataclasses import fields, is_dataclass
 from functools import partial
 from typing import Any, NamedTuple, Self
 
 import torch
 from torch import Tensor, nn
 from torch.autograd.graph import register_multi_grad_hook
-from torch.utils._pytree import tree_flatten, tree_map
+from torch.utils._pytree import tree_leaves, tree_map
 
 from workshop_utils.comm.communicator import Communicator, as_array
 from workshop_utils.comm.ring import ring_all_gather, ring_all_reduce, ring_reduce_scatter
@@ -38,7 +41,10 @@ from workshop_utils.parallel import data
 
 
 class Event(NamedTuple):
-    """What the communication thread did for a unit: `kind` is "gather" or "reduce"; seconds of `communicator.now`."""
+    """What the communication thread did for a unit, in seconds of `communicator.now`.
+
+    `kind` is "gather" or "reduce". `unit` is "" for the whole module, and "replicated" for `ignored` parameters.
+    """
 
     kind: str
     unit: str
@@ -47,29 +53,27 @@ class Event(NamedTuple):
 
 
 class ShardedParameter:
-    """A parameter of which this rank keeps the `shard`, some of its rows, and now and then has the `whole`.
+    """A parameter of which this rank keeps the `shard`, some rows, and has the `whole` only during its unit's passes.
 
     Rows are cut as torch.chunk cuts them: ⌈rows / N⌉ to each rank while there are some, so the last ones may get fewer,
     or none. Both are parameters; one of them stands in the module.
 
     Attributes:
-        places: where, as modules and names in them.
+        owners: modules that have it, and its names in them.
         rows: of a full shard; `width` is how many numbers it has.
         padded: the memory of `whole`, (N, width), in the dtype in which the unit computes.
     """
 
-    def __init__(
-        self, name: str, parameter: nn.Parameter, communicator: Communicator, dtype: torch.dtype | None
-    ) -> None:
-        self.places: list[tuple[nn.Module, str]] = []
+    def __init__(self, name: str, parameter: Tensor, communicator: Communicator, dtype: torch.dtype) -> None:
+        self.owners: list[tuple[nn.Module, str]] = []
         self.name, self.shape, self._rank = name, parameter.shape, communicator.rank
         self.rows = max(1, -(-len(parameter) // communicator.size))
         self.width = self.rows * parameter[:1].numel()
         self.shard = nn.Parameter(self.cut(parameter), parameter.requires_grad)
-        dtype = dtype if dtype is not None and parameter.is_floating_point() else parameter.dtype
         self.padded = torch.empty(communicator.size, self.width, dtype=dtype)
         # Of `data`, so that filling the memory again is no change that autograd would complain about.
         self.whole = nn.Parameter(self.unpadded(self.padded.data), parameter.requires_grad)
+        self.padded.untyped_storage().resize_(0)
 
     def cut(self, whole: Tensor) -> Tensor:
         """A copy of this rank's rows of a tensor that has all of them; ValueError if it has another shape."""
@@ -84,47 +88,57 @@ class ShardedParameter:
 
 
 class Unit:
-    """What is gathered and reduced together."""
+    """What is gathered and reduced together; `keeps` says whether whole parameters stay after the forward pass."""
 
     def __init__(self, name: str, keeps: bool) -> None:
-        self.name, self.keeps = name, keeps  # whether it stays after the forward pass, for the backward pass
+        self.name, self.keeps = name, keeps
         self.parameters: list[ShardedParameter] = []
-        self.trainable: list[ShardedParameter] = []  # of which gradients are reduced
         self.gathering: Future[None] | None = None  # None while whole parameters have no memory
         self.in_backward = False
 
     def register(self, whole: bool) -> None:
-        """Put whole parameters, or shards, where modules look for them."""
+        """Put whole parameters, or shards, where modules look for them; RuntimeError if another one is there.
+
+        Whether they are frozen is what the shards say.
+        """
         for each in self.parameters:
-            for module, name in each.places:
+            each.whole.requires_grad_(each.shard.requires_grad)
+            for module, name in each.owners:
+                if whole and getattr(module, name) not in {each.whole, each.shard}:
+                    raise RuntimeError(f"{each.name} was replaced after sharding; copy into it instead")
                 setattr(module, name, each.whole if whole else each.shard)
 
-    def shrink(self) -> None:
-        """Let go of whole parameters."""
-        self.gathering, self.in_backward = None, False
-        self.register(whole=False)
-        for each in self.parameters:
-            each.padded.untyped_storage().resize_(0)
+    def free(self) -> None:
+        """Let go of whole parameters, once they are there."""
+        if self.gathering is not None:
+            wait([self.gathering])
+            self.gathering, self.in_backward = None, False
+            self.register(whole=False)
+            for each in self.parameters:
+                each.padded.untyped_storage().resize_(0)
 
 
 class FullySharded(nn.Module):
     """Shards parameters, gradients and thereby the optimizer's state; computes what one process would.
 
     Outside its unit's pass `weight` of a layer is this rank's shard, and so are `.grad` and what `state_dict` has under
-    that name, in the dtype that the parameter had. Optimizers must therefore treat every number by itself, as AdamW
-    does and Muon does not; a norm, as for clipping, is one over all ranks' shards. `backward` leaves mean gradients, on
-    top of those that were there.
+    that name, in the dtype that the parameter had. Make the optimizer of these. It must treat every number by itself,
+    as AdamW does, and Muon and Adafactor do not; a norm, as for clipping, is one over all ranks' shards. So
+    `torch.amp.GradScaler` and `torch.nn.utils.clip_grad_norm_` must not be used: they see one rank's. `backward` leaves
+    mean gradients, on top of those that were there; it cannot be differentiated again. Shards may be frozen and
+    unfrozen between steps, and copied into, but not replaced. After a failed backward pass, begin with a forward pass.
 
     Parameters that no unit has alone, such as tied ones of two units, belong to the whole module, which is a unit, too:
     it is gathered first, and let go last. Parameters become rank 0's, and so do buffers, at the start. One without
     rows, a scalar, is replicated.
 
-    Ranks communicate in the order in which their passes go, so all must go through the same units. Use it as a context
-    manager, or call `close` in the end, which ends the thread.
+    Ranks communicate in the order in which their passes go, so all must go through the same units; otherwise one unit's
+    rows are taken for another's, without an error where sizes agree. Use it as a context manager, or call `close` in
+    the end, which ends the thread. It cannot be copied or pickled.
 
     Args:
         module: on the CPU; of the same structure on all ranks.
-        communicator: of these ranks. While a pass is under way, nobody else may use it.
+        communicator: of these ranks. While a pass is under way, nobody else may use it, nor may two of these share it.
         units: modules within `module`; its children if None. One within another is held beside it.
         ignored: parameters, and modules with all of theirs, that stay replicated; their gradients are all-reduced.
         param_dtype: in which units get their inputs, compute, and travel; each parameter's own if None.
@@ -140,7 +154,8 @@ class FullySharded(nn.Module):
         events: set to [] to record them.
 
     Raises:
-        ValueError: if a unit is not in `module`, or `reduce_dtype` is bfloat16.
+        ValueError: if a unit is not in `module`, or never called, as a ModuleList is; if a parameter is complex, or
+            `reduce_dtype` is bfloat16.
         UnusedParameters: from `backward`, if only some parameters got a gradient.
         CommunicationError: from both passes, if the others cannot be reached, or do something else.
     """
@@ -165,23 +180,30 @@ class FullySharded(nn.Module):
         self._root = Unit("", keeps=True)
         names, by_module = {each: name for name, each in module.named_modules()}, {module: self._root}
         for each in module.children() if units is None else units:
+            if type(each).forward is nn.Module.forward:
+                raise ValueError(
+                    f"units has a {type(each).__name__}, which is never called; give its modules"
+                )
             if each not in names:
                 raise ValueError(f"units has a {type(each).__name__} that is not within the module")
             by_module.setdefault(each, Unit(names[each], keeps=not reshard_after_forward))
         self._units = list(by_module.values())
         self._replicated = {p for p in module.parameters() if p.dim() == 0}
         for one in ignored:
-            self._replicated |= {one} if isinstance(one, nn.Parameter) else set(one.parameters())
+            self._replicated |= {one} if isinstance(one, Tensor) else {*one.parameters()}
         if reduce_dtype == torch.bfloat16:
             raise ValueError("reduce_dtype is torch.bfloat16, in which NumPy cannot add; use torch.float32")
-        self._names: dict[nn.Parameter, str] = {}  # of those that get gradients: whole and replicated ones
+        if names_of_complex := [name for name, p in module.named_parameters() if p.is_complex()]:
+            raise ValueError(f"{names_of_complex[0]} is complex; make two real parameters of it")
+        # Of those that may get gradients: whole and replicated ones.
+        self._names: dict[nn.Parameter, str] = {}
         self.sharded: dict[str, ShardedParameter] = {}
         self._shard(by_module)
-        self._began: list[Unit] = []  # in the order in which this forward pass came to them, or the last one
-        self._began_before: list[Unit] = []  # in that of the one before
-        self._ended: list[Unit] = []  # in the order in which it was done with them: a backward pass goes back
-        self._came: set[nn.Parameter] = set()  # whose gradients are there
-        self._reducing: Future[None] | None = None
+        self._forward_order: list[Unit] = []  # of this forward pass, as far as it has come, or the last one
+        self._last_order: list[Unit] = []  # of the one before
+        self._backward_stack: list[Unit] = []  # the unit that ended last is the first of the backward pass
+        self._gradients_in: set[nn.Parameter] = set()
+        self._reducing: tuple[Future[None], Tensor, list[ShardedParameter]] | None = None
         self._in_backward = False
 
     def _shard(self, units: dict[nn.Module, Unit]) -> None:
@@ -194,25 +216,27 @@ class FullySharded(nn.Module):
                 found.setdefault(parameter, []).append(place)
         for parameter, places in found.items():
             paths, holders, *_ = zip(*places, strict=True)
-            takes, holder = parameter, None  # what takes its gradient, and the unit that reduces it
+            leaf, holder = parameter, None  # what gets its gradient, and the unit that reduces it
             if parameter not in self._replicated:
                 holder = holders[0] if len(set(holders)) == 1 else self._root
-                one = ShardedParameter(paths[0], parameter, self.communicator, self._param_dtype)
-                one.places, takes = [place[2:] for place in places], one.whole
-                holder.parameters.append(one)
-                holder.trainable += [one] if parameter.requires_grad else []
-                self.sharded |= dict.fromkeys(paths, one)
-            if parameter.requires_grad:
-                self._names[takes] = paths[0]
-                takes.register_post_accumulate_grad_hook(partial(self._on_gradient, holder))
+                dtype = (self._param_dtype if parameter.is_floating_point() else None) or parameter.dtype
+                sharded = ShardedParameter(paths[0], parameter, self.communicator, dtype)
+                sharded.owners, leaf = [place[2:] for place in places], sharded.whole
+                holder.parameters.append(sharded)
+                self.sharded |= dict.fromkeys(paths, sharded)
+            if parameter.is_floating_point():
+                self._names[leaf] = paths[0]
+                # A hook can be had only with requires_grad, and stays when that changes.
+                leaf.requires_grad_().register_post_accumulate_grad_hook(partial(self._on_gradient, holder))
+                leaf.requires_grad_(parameter.requires_grad)
         for module, unit in units.items():
-            if not unit.parameters and unit is not self._root:
-                continue
-            # By size, so that each is aligned where all are laid end to end.
-            unit.parameters.sort(key=lambda each: -each.padded.itemsize)
-            unit.shrink()
-            module.register_forward_pre_hook(partial(self._before_forward, unit), with_kwargs=True)
-            module.register_forward_hook(partial(self._after_forward, unit), always_call=True)
+            if unit.parameters or unit is self._root:
+                # By size, so that each is aligned where all are laid end to end.
+                unit.parameters.sort(key=lambda each: -each.padded.itemsize)
+                unit.register(whole=False)
+                before, after = partial(self._before_forward, unit), partial(self._after_forward, unit)
+                module.register_forward_pre_hook(before, with_kwargs=True, prepend=True)
+                module.register_forward_hook(after, always_call=True)
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         """The module's own forward pass."""
@@ -220,6 +244,7 @@ class FullySharded(nn.Module):
 
     def full_state_dict(self) -> dict[str, Tensor]:
         """The state of `module` by name, with whole parameters; all ranks call it together."""
+        self._reset()
         state: dict[str, Tensor] = self.module.state_dict()
         for name, each in self.sharded.items():
             padded = torch.empty(self.communicator.size, each.width, dtype=each.shard.dtype)
@@ -239,6 +264,7 @@ class FullySharded(nn.Module):
 
     def close(self) -> None:
         """End the thread. Safe to call twice."""
+        self._reset()
         self._thread.close()
 
     def __enter__(self) -> Self:
@@ -249,17 +275,16 @@ class FullySharded(nn.Module):
 
     # Both passes, on the main thread.
 
-    def _before_forward(self, unit: Unit, _: nn.Module, *given: Any) -> Any:
-        if (
-            unit is self._root and torch._C._current_graph_task_id() == -1
-        ):  # else a checkpoint's backward pass
+    def _before_forward(self, unit: Unit, _: nn.Module, *arguments: Any) -> Any:
+        # Else it is called again by a checkpoint, in the backward pass.
+        if unit is self._root and torch._C._current_graph_task_id() == -1:
             self._reset()
-            self._began_before, self._began, self._ended = self._began, [], []
+            self._last_order, self._forward_order, self._backward_stack = self._forward_order, [], []
         self._enter(unit)
-        self._began.append(unit)
-        place = len(self._began)
-        if self._began_before[place - 1 : place] == [unit]:
-            self._look_ahead(self._began_before[place:])
+        self._forward_order.append(unit)
+        place = len(self._forward_order)
+        if self._last_order[place - 1 : place] == [unit]:
+            self._look_ahead(self._last_order[place:])
         inputs: list[Tensor] = []
 
         def take_in(value: Any) -> Any:
@@ -270,26 +295,24 @@ class FullySharded(nn.Module):
                     inputs.append(value := value.view_as(value))
             return value
 
-        given = tree_map(take_in, given)
+        arguments = tree_map(take_in, arguments)
         if inputs:
-            register_multi_grad_hook(inputs, lambda _: self._free(unit))
-        return given
+            register_multi_grad_hook(inputs, lambda _: unit.free())
+        return arguments
 
     def _after_forward(self, unit: Unit, _: nn.Module, __: Any, output: Any) -> None:
         if unit.in_backward:
             return
-        tensors = [
-            each for each in tree_flatten(output)[0] if isinstance(each, Tensor) and each.requires_grad
-        ]
-        has_backward = bool(tensors) and torch.is_grad_enabled()
-        if has_backward:
-            self._ended.append(unit)
-            for tensor in tensors:
-                hook_first(tensor, partial(self._before_backward, unit))
-        if unit.keeps and has_backward:
+        tensors = [each for each in tensors_in(output) if each.requires_grad and torch.is_grad_enabled()]
+        if unit is self._root:  # what was gathered ahead for a unit that was not used
+            wait([each.gathering for each in self._units if each.gathering is not None])
+        for tensor in tensors:
+            hook_first(tensor, partial(self._before_backward, unit))
+        self._backward_stack += [unit] if tensors else []
+        if unit.keeps and tensors:
             unit.register(whole=False)
         else:
-            self._free(unit)
+            unit.free()
 
     def _before_backward(self, unit: Unit, _: Tensor) -> None:
         if not self._in_backward:
@@ -298,39 +321,42 @@ class FullySharded(nn.Module):
         if not unit.in_backward:  # else another of its outputs came first
             unit.in_backward = True
             self._enter(unit)
-            while unit in self._ended and self._ended.pop() is not unit:
+            while unit in self._backward_stack and self._backward_stack.pop() is not unit:
                 pass
-            self._look_ahead(self._ended[::-1])
+            self._look_ahead(self._backward_stack[::-1])
 
     def _on_gradient(self, unit: Unit | None, parameter: Any) -> None:
-        self._came.add(parameter)
-        if unit is not None and all(each.whole in self._came for each in unit.trainable):
-            if self._reducing is not None:
-                self._reducing.result()  # so that the gradients of two units are held at most
-            self._reducing = self._start("reduce", unit.name, self._reduce, *self._packed(unit.trainable))
+        self._gradients_in.add(parameter)
+        group = [each for each in unit.parameters if each.whole.requires_grad] if unit is not None else []
+        if unit is not None and all(each.whole in self._gradients_in for each in group):
+            self._take_reduced()  # so that the gradients of two units are held at most
+            vectors = self._packed(group)
+            reduce = partial(ring_reduce_scatter, self.communicator, as_array(vectors).reshape(-1), "mean")
+            self._reducing = self._start("reduce", unit.name, reduce), vectors, group
 
     def _end_backward(self) -> None:
-        came, reducing = self._came, self._reducing
+        given = self._gradients_in
+        unused = [name for p, name in self._names.items() if given and p.requires_grad and p not in given]
+        if not unused:
+            self._take_reduced()
         self._reset()
-        if came:
-            unused = [name for parameter, name in self._names.items() if parameter not in came]
-            data.refuse_unused(unused, self.communicator)
-        if reducing is not None:
-            reducing.result()
-        if gradients := [p.grad for p in self._names if p in self._replicated & came and p.grad is not None]:
-            self._start("reduce", "replicated", self._all_reduce, gradients).result()
+        data.refuse_unused(unused, self.communicator)
+        if gradients := [p.grad for p in self._names if p in self._replicated & given and p.grad is not None]:
+            self._start("reduce", "replicated", partial(self._all_reduce, gradients)).result()
 
     def _reset(self) -> None:
-        """Be between two passes, also where one has failed."""
-        self._came, self._reducing, self._in_backward = set(), None, False
+        """Forget the current pass, also after a failure."""
+        if self._reducing is not None:
+            wait([self._reducing[0]])
+        self._gradients_in, self._reducing, self._in_backward = set(), None, False
         for unit in self._units:
-            self._free(unit)
+            unit.free()
             unit.in_backward = False
-            for each in unit.trainable:
+            for each in unit.parameters:
                 each.whole.grad = None
 
     def _look_ahead(self, units: list[Unit]) -> None:
-        if self._prefetch and units:
+        if self._prefetch and units and units[0].parameters:
             self._start_gather(units[0])
 
     def _enter(self, unit: Unit) -> None:
@@ -341,31 +367,22 @@ class FullySharded(nn.Module):
 
     def _start_gather(self, unit: Unit) -> Future[None]:
         if unit.gathering is None:
-            unit.gathering = self._start("gather", unit.name, self._gather, unit.parameters)
+            pairs = [(each.shard, each.padded) for each in unit.parameters]
+            unit.gathering = self._start("gather", unit.name, partial(gather_rows, self.communicator, pairs))
         return unit.gathering
-
-    def _free(self, unit: Unit) -> None:
-        if unit.gathering is not None:
-            wait([unit.gathering])
-            unit.shrink()
 
     # What it communicates, on the second thread.
 
-    def _start(self, kind: str, unit: str, job: Callable[..., None], *arguments: Any) -> Future[None]:
+    def _start(self, kind: str, unit: str, job: Callable[[], object]) -> Future[None]:
         def timed() -> None:
             start = self.communicator.now()
-            job(*arguments)
+            job()
             if self.events is not None:
                 self.events.append(Event(kind, unit, start, self.communicator.now()))
 
         return self._thread.start(timed)
 
-    def _gather(self, parameters: list[ShardedParameter]) -> None:
-        for each in parameters:
-            each.padded.untyped_storage().resize_(each.padded.nbytes)
-        gather_rows(self.communicator, [(each.shard, each.padded) for each in parameters])
-
-    def _packed(self, group: list[ShardedParameter]) -> tuple[Tensor, list[ShardedParameter]]:
+    def _packed(self, group: list[ShardedParameter]) -> Tensor:
         """The gradients laid end to end, (N, numbers of a rank), with each rank's where a ring leaves them."""
         widths, size = [each.width for each in group], self.communicator.size
         dtype = self._reduce_dtype or precise(each.shard for each in group)
@@ -374,15 +391,19 @@ class FullySharded(nn.Module):
             gradient, each.whole.grad = each.whole.grad, None
             if gradient is not None:  # else it came a second time, from a reentrant checkpoint
                 for rank, rows in enumerate(gradient.split(each.rows)):
-                    columns[place_of(rank, size), : rows.numel()] = rows.reshape(-1)
-        return vectors, group
+                    columns[rank + 1 - size, : rows.numel()] = rows.reshape(-1)
+        return vectors
 
-    def _reduce(self, vectors: Tensor, group: list[ShardedParameter]) -> None:
-        ring_reduce_scatter(self.communicator, as_array(vectors).reshape(-1), "mean")
-        mine = vectors[place_of(self.communicator.rank, len(vectors))].clone()  # so that the others can go
-        for each, gradient in zip(group, mine.split([each.width for each in group]), strict=True):
-            gradient = gradient[: each.shard.numel()].view(each.shard.shape).to(each.shard.dtype)
-            each.shard.grad = gradient if each.shard.grad is None else each.shard.grad.add_(gradient)
+    @torch.no_grad()
+    def _take_reduced(self) -> None:
+        """Add what was reduced last to shards' gradients: here, so that those of a failed pass are dropped."""
+        if self._reducing is not None:
+            (future, vectors, group), self._reducing = self._reducing, None
+            future.result()
+            mine = vectors[self.communicator.rank + 1 - len(vectors)].clone()  # so that the others can go
+            for each, gradient in zip(group, mine.split([each.width for each in group]), strict=True):
+                gradient = gradient[: each.shard.numel()].view(each.shard.shape).to(each.shard.dtype)
+                each.shard.grad = gradient if each.shard.grad is None else each.shard.grad.add_(gradient)
 
     def _all_reduce(self, gradients: list[Tensor]) -> None:
         dtype = self._reduce_dtype or precise(gradients)
@@ -393,36 +414,37 @@ class FullySharded(nn.Module):
 
 
 def precise(tensors: Iterable[Tensor]) -> torch.dtype:
-    """In which NumPy can add them without much loss."""
+    """The dtype in which NumPy adds them."""
     return torch.float64 if torch.float64 in {each.dtype for each in tensors} else torch.float32
-
-
-def place_of(rank: int, size: int) -> int:
-    """Where a ring leaves this rank's chunk."""
-    return (rank + 1) % size
 
 
 def gather_rows(communicator: Communicator, pairs: Sequence[tuple[Tensor, Tensor]]) -> None:
     """Fill the second of each pair, (N, width), with all ranks' shards, of which this one's is the first.
 
-    It is one all-gather of bytes. Wide dtypes come first, so that all are aligned.
+    It is one all-gather of bytes. Wide dtypes come first, so that all are aligned. What is filled gets its memory here.
     """
-    widths = [padded[0].nbytes for _, padded in pairs]
+    widths = [padded.nbytes // len(padded) for _, padded in pairs]
     rest = -sum(widths) % pairs[0][1].itemsize
     packed = torch.empty(communicator.size, sum(widths) + rest, dtype=torch.uint8)
     parts = packed.split([*widths, rest], dim=1)
     for (shard, padded), part in zip(pairs, parts, strict=False):
-        mine = part.view(padded.dtype)[place_of(communicator.rank, communicator.size)]
+        mine = part.view(padded.dtype)[communicator.rank + 1 - communicator.size]
         mine[: shard.numel()] = shard.view(-1)
     ring_all_gather(communicator, as_array(packed).reshape(-1))
     for (_, padded), part in zip(pairs, parts, strict=False):
+        padded.untyped_storage().resize_(padded.nbytes)
         padded[:-1], padded[-1] = part.view(padded.dtype)[1:], part.view(padded.dtype)[0]
 
 
-def hook_first(tensor: Tensor, hook: Callable[[Tensor], None]) -> None:
+def tensors_in(value: Any) -> list[Tensor]:
+    """Also in dataclasses, as fully_shard finds them."""
+    leaves = tree_leaves(value)
+    inner = [[getattr(each, one.name) for one in fields(each)] for each in leaves if is_dataclass(each)]
+    return [each for each in leaves if isinstance(each, Tensor)] + (tensors_in(inner) if inner else [])
+
+
+def hook_first(tensor: Any, hook: Callable[[Tensor], None]) -> None:
     """Call `hook` with the gradient of `tensor`, before hooks that are there already, which may take their time."""
-    earlier = list(tensor._backward_hooks or ())
     tensor.register_hook(hook)
-    hooks: Any = tensor._backward_hooks
-    for each in earlier:
-        hooks[each] = hooks.pop(each)
+    for earlier in list(tensor._backward_hooks)[:-1]:
+        tensor._backward_hooks[earlier] = tensor._backward_hooks.pop(earlier)
