@@ -387,7 +387,7 @@ def main() -> None:
         sys.exit(str(error))
     model = train(given, device)
     if given.export:
-        # Where it cannot, `dcp_to_torch_save` makes one file of a checkpoint, on a machine with memory for it.
+        # Where it does not fit, `dcp_to_torch_save` makes one file of a checkpoint, where there is memory.
         on_rank_0 = states.StateDictOptions(full_state_dict=True, cpu_offload=True)
         whole = states.get_model_state_dict(model, options=on_rank_0)
         if here.rank == 0:
