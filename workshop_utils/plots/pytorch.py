@@ -117,7 +117,7 @@ def memory_by_ranks(
     parameter that were measured with each of `counts`. In stage 3 FSDP2's triangle points there from the left, that
     of our own way from the right.
     """
-    figure, grid = style.panels(held, 9.6, 3.4, sharey=True)
+    figure, grid = style.panels(held, 8.4, 3.2, sharey=True)
     most, saved = 2 * max(counts), []
     ranks, wholes = np.geomspace(1, most), (training_memory(1), mixed_precision_adam(1))
     colours = ("one process", *style.MUTED[:3])
@@ -136,6 +136,7 @@ def memory_by_ranks(
         saved.append(1 - last[1] / last[0])
         style.power_axis(axes, sorted({1, *counts, most}))
         axes.set(xlabel="ranks, N", ylim=(0, 1.1 * whole.total))
+    style.plain_ticks(grid[0].yaxis, range(0, 17, 4))
     grid[0].set_ylabel("held by a rank, bytes a parameter")
     shares = " and ".join(f"{share:.0%} in {name}" for share, name in zip(saved, held, strict=True))
     finding = f"ZeRO-1 saves {shares} with {counts[-1]} ranks"
