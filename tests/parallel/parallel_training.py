@@ -20,6 +20,7 @@ INPUTS, OUTPUTS = 5, 3
 OPTIMIZERS: dict[str, tuple[Any, dict[str, Any]]] = {
     "momentum": (torch.optim.SGD, {"lr": 0.1, "momentum": 0.9, "nesterov": True, "weight_decay": 0.01}),
     "AdamW": (torch.optim.AdamW, {"lr": 0.02, "weight_decay": 0.1}),
+    "Adafactor": (torch.optim.Adafactor, {"lr": 0.05}),
 }
 
 
