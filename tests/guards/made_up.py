@@ -89,7 +89,7 @@ def fetched(
     without,
     with_prefetch,
     tokens=(32,),
-    network="50Mbit",
+    network="100Mbit",
     device="emulated devices, 600ms a step",
     program="unit_steps",
     ranks=3,
@@ -108,7 +108,8 @@ def fetched(
         )
         for rank in range(ranks)
     ]
-    links, asked = Network.parse(network) if network else None, {"tokens": list(tokens), **arguments}
+    links = Network.parse(network) if network else None
+    asked = {"tokens": list(tokens), "width": 512, **arguments}
     return Results(
         tuple(each), network, True, 9.0, device=device, program=program, arguments=asked, links=links
     )

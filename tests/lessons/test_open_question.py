@@ -206,8 +206,8 @@ def test_what_prefetch_gains_is_that_of_a_run_whose_largest_batch_lasts_the_devi
         return small | {(32, way): [(each, []) for each in seconds] for way, seconds in pairs}
 
     ranks = steps((1.5, 1.6), (1.1, 1.2)), steps((1.7, 1.6), (1.0, 1.3)), steps((1.6, 1.65), (1.05, 1.0))
-    asked = {"program": "unit_steps", "network": "50Mbit", "device": "emulated devices, 600ms a step"}
-    verdict = pytorch.prefetch_gain(1.5, [run(*ranks, tokens=(16, 32), **asked)], WHY)
+    asked = {"program": "unit_steps", "network": "100Mbit", "device": "emulated devices, 600ms a step"}
+    verdict = pytorch.prefetch_gain(1.5, [run(*ranks, tokens=(16, 32), width=512, **asked)], WHY)
     assert "predicted 1.5 times and measured 1.5, as predicted" in verdict.text
 
 

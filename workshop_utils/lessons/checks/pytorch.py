@@ -75,14 +75,14 @@ def no_sync_gain(results: Any) -> float:
 
 @measured
 def prefetch_gain(results: Any) -> float:
-    """How many times as long a step takes without prefetch as with it, of 32 tokens behind 50 Mbit/s.
+    """How many times as long a step takes without prefetch as with it, of 32 tokens and layers 512 wide.
 
     `results` are runs of `unit_steps`, whose ranks return by tokens and prefetch the seconds of each step and its
     pieces; of each kind the fastest step counts, as long as its slowest rank takes.
     """
-    right = {"units": 5, "width": 384}
+    right = {"units": 5, "width": 512}
     seconds = {False: math.inf, True: math.inf}  # by whether it prefetches
-    for run in _runs(results, "unit_steps", "600ms", "50Mbit", right, **right):
+    for run in _runs(results, "unit_steps", "600ms", "100Mbit", right, units=5, width=384):
         tokens = sorted({batch for batch, _ in run.values[0]})
         refuse(tokens[-1:] != [TOKENS], f"`tokens` are {listed(tokens)}; the largest must be {TOKENS}.")
         for prefetch in seconds:
