@@ -6,6 +6,7 @@ import contextlib
 import itertools
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from functools import partial
 from typing import Any
 from unittest import mock
 
@@ -177,6 +178,7 @@ class _Backward:
         self._works: list[Work] = []
         self._is_running = False
         self._passes = self._came = 0  # backward passes, gradients in the last of them
+        self._computed = self._held = 0  # losses; the most of them that had no pass yet
         self._first = math.inf  # the pass in which sending begins
         # Numbers sent: all, those sent during a pass, those sent before its last gradient; waits before that.
         self._sent = self._during = self._early = self._standstills = 0
@@ -185,6 +187,11 @@ class _Backward:
         import torch
 
         real = torch.autograd.backward
+
+        def computed(loss: Callable[[], Any]) -> Any:
+            self._computed += 1
+            self._held = max(self._held, self._computed - self._passes)
+            return loss()
 
         def backward(*arguments: Any, **options: Any) -> None:
             self._passes, self._came, self._is_running = self._passes + 1, 0, True
@@ -196,7 +203,7 @@ class _Backward:
             noted(self._dist, self._works, self._begins, self._waits),
             mock.patch.object(torch.autograd, "backward", backward),
         ):
-            answer(self._dist, list(self._parameters), losses)
+            answer(self._dist, list(self._parameters), [partial(computed, loss) for loss in losses])
         for hook in hooks:
             hook.remove()
         self._judge(self._where, len(losses))
@@ -224,8 +231,9 @@ class _Backward:
         if not passes and not sent:
             raise NotYet("no backward pass was made: write the function, then run this again.")
         whole = sum(each.numel() for each in self._parameters)
-        one_each = "make one for each loss, so that only one part's activations are held at a time"
+        one_each = "make one for each loss, before the next, so that only one part's activations are held"
         refuse(passes != parts, f"{where}: {number_of(passes, 'backward pass', 'es')}; {one_each}.")
+        refuse(self._held > 1, f"{where}: {self._held} losses await their backward passes; {one_each}.")
         refuse(not sent, f"{where}: `dist.all_reduce` was never called, so every rank has its own gradients.")
         last = "send only in the last backward pass, when `.grad` has the sum of all parts"
         refuse(self._first < parts, f"{where}: gradients are sent before the last of {parts} passes; {last}.")
