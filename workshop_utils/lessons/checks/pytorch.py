@@ -267,17 +267,18 @@ def _shard(dist: Any, answer: Callable[..., Any], where: str) -> bool:
     """
     import torch
     from torch import nn
+    from torch.optim.optimizer import register_optimizer_step_post_hook
 
     torch.manual_seed(0)
     size, rank = dist.get_world_size(), dist.get_rank()
     parameters = [p for widths in itertools.pairwise(WIDTHS) for p in nn.Linear(*widths).parameters()]
     alone = [nn.Parameter(parameter.detach().clone()) for parameter in parameters]
     starts = [parameter.detach().clone() for parameter in alone]
-    made: list[Any] = []
+    made: set[Any] = set()
 
     def make_optimizer(own: Any) -> Any:
-        made.append(torch.optim.Adam(own, lr=0.01))
-        return made[-1]
+        made.add(optimizer := torch.optim.Adam(own, lr=0.01))
+        return optimizer
 
     reference = torch.optim.Adam(alone, lr=0.01)
     step = result_of(answer, dist, list(parameters), make_optimizer)
@@ -291,9 +292,12 @@ def _shard(dist: Any, answer: Callable[..., Any], where: str) -> bool:
             parameter.grad = copy.grad.clone()
         reference.step()
         works: list[Work] = []
+        # Those that step count too, whoever made them.
+        hook = register_optimizer_step_post_hook(lambda optimizer, *_: made.add(optimizer))
         with agreed(dist):
             with count_bytes(dist.barrier) as counted, noted(dist, works):
                 step()
+            hook.remove()
             judge_works(works, f"{where}, rank {rank}")
         optimizers.append(len(made))
         pairs = enumerate(zip(parameters, alone, strict=True))
@@ -328,7 +332,7 @@ def _judge_owners(kept: list[int], rank: int, where: str) -> None:
     """Judge how many numbers each rank's optimizer updates."""
     size, mine, together = len(kept), kept[rank], sum(kept)
     refuse(not together, f"{where}: `make_optimizer` was never called, so nothing is updated.")
-    all_kept = f"rank {rank} keeps state for all parameters; give `make_optimizer` only its own"
+    all_kept = f"rank {rank} keeps state for all parameters; give its one optimizer only its own"
     refuse(mine >= NUMBERS, f"{where}: {all_kept}.")
     lost = f"of {NUMBERS} numbers only {together} belong to a rank; every parameter needs an owner"
     refuse(together < NUMBERS, f"{where}: {lost}.")
