@@ -126,7 +126,7 @@ class Message(NamedTuple):
 
 
 def tracer() -> Any:
-    """A context that notes in `messages` what is sent; `held` counts the bytes made in it that somebody still holds."""
+    """A context that notes in `messages` what is sent; `held` counts numbers made in it that somebody still holds."""
     from torch import Tensor, nn
     from torch.utils._python_dispatch import TorchDispatchMode
     from torch.utils._pytree import tree_leaves
@@ -138,7 +138,7 @@ def tracer() -> Any:
         def __init__(self) -> None:
             super().__init__()
             self.messages: list[Message] = []
-            self._storages: Any = weakref.WeakSet()
+            self._itemsizes: Any = weakref.WeakKeyDictionary()  # by storage
 
         def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
             made = func(*args, **(kwargs or {}))
@@ -149,17 +149,17 @@ def tracer() -> Any:
             given = {each.untyped_storage().data_ptr() for each in tensors(args)}
             for each in tensors(made):
                 if each.untyped_storage().data_ptr() not in given:
-                    self._storages.add(each.untyped_storage())
+                    self._itemsizes[each.untyped_storage()] = each.itemsize
             return made
 
         def held(self, most: int) -> int:
-            """The bytes still held, once they are `most` or after three seconds: Gloo's threads let go late."""
+            """How many are still held, once they are `most` or after three seconds: Gloo's threads let go late."""
             deadline = time.monotonic() + 3
             while True:
                 gc.collect()
-                nbytes = sum(each.nbytes() for each in self._storages)
-                if nbytes <= most or time.monotonic() > deadline:
-                    return nbytes
+                numbers = sum(storage.nbytes() // size for storage, size in self._itemsizes.items())
+                if numbers <= most or time.monotonic() > deadline:
+                    return numbers
                 time.sleep(0.001)
 
     return Tracer()

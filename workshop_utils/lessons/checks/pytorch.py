@@ -490,9 +490,9 @@ class _Unit:
         times = f"{sent:.2g} times the weight's bytes go around" if sent else "nothing is sent"
         needs = ("one all-gather", "one all-gather, and one reduce-scatter of the gradient")[passes - 1]
         refuse(not passes - 0.2 < sent < passes + 0.3, f"{where}: {times}; it needs {needs}.")
-        given = 0 if self._outputs is None else self._outputs.nbytes
+        given = 0 if self._outputs is None else self._outputs.numel()
         few = self._shard.numel() + self._inputs.numel()
-        held = (traced.held(given + few * self._shard.itemsize) - given) // self._shard.itemsize
+        held = traced.held(given + few) - given
         much = f"it still holds {held} numbers that it has made, more than the {few} of shard and inputs"
         refuse(held > few, f"{where}: {much}; let go of the whole weight.")
 
