@@ -134,11 +134,16 @@ def give_memory(model: nn.Module, device: torch.device) -> None:
 def build(given: argparse.Namespace, device: torch.device) -> Any:
     """The model, of which this rank holds shards: with the weights of one process, and never whole on any rank.
 
-    To start from pretrained weights, put this in the place of the last loop; `whole` is {} on all ranks but the first:
+    To start from pretrained weights, put this in the place of everything after `give_memory`; `whole` is {} on all
+    ranks but the first. A file holds tied weights once, so where they are tied, name them twice:
 
-        whole = safetensors.torch.load_file(path) if dist.get_rank() == 0 else {}
+        whole = {}
+        if dist.get_rank() == 0:
+            whole = safetensors.torch.load_file(path)
+            whole["lm_head.weight"] = whole["model.embed_tokens.weight"]  # if tied
         how = states.StateDictOptions(full_state_dict=True, broadcast_from_rank0=True)
         states.set_model_state_dict(model, whole, options=how)
+        return model
     """
     with register_module_parameter_registration_hook(on_meta):
         model = GPT(GPTSizes(given.layers, given.width, given.heads, given.sequence))

@@ -2,16 +2,19 @@
 
 import argparse
 import importlib.util
+import inspect
 import math
 import shutil
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
 import torch.distributed as dist
 from launching import JOBS, job_of, killed, launched
+from torch import nn
 
 from workshop_utils.parallel.gpt import GPT, GPTSizes, batch_of, cross_entropy, manual
 from workshop_utils.runs import RunFailed
@@ -160,6 +163,33 @@ def test_a_buffer_or_parameter_that_would_have_no_value_is_named(train, monkeypa
         SystemExit, match=r"^layers\.3\.vocabulary\.weight: parameters without initial values"
     ):
         built(train, monkeypatch, Forgetful)
+
+
+class Pretrained(Buffered):
+    """With no initial values, and the tied weights where a Llama has them."""
+
+    def __init__(self, sizes):
+        super().__init__(sizes)
+        self.lm_head, self.model = nn.Linear(sizes.width, sizes.vocabulary, bias=False), nn.Module()
+        self.model.embed_tokens = nn.Embedding(sizes.vocabulary, sizes.width)
+        self.lm_head.weight = self.model.embed_tokens.weight = self.layers[0].token.weight
+
+    def initial_values(self, _seed):
+        return ()
+
+
+def test_the_recipe_in_its_docstring_builds_a_pretrained_model_with_tied_weights(train, monkeypatch):
+    torch.manual_seed(1)
+    expected = Pretrained(SIZES)
+    in_file = {name: value for name, value in expected.state_dict().items() if name != "lm_head.weight"}
+    before, _ = inspect.getsource(train.build).split("    missing = ")
+    recipe = [line for line in inspect.getdoc(train.build).splitlines() if line.startswith("    ")]
+    exec(before + "\n".join(recipe), vars(train))
+    train.safetensors, train.path = SimpleNamespace(torch=SimpleNamespace(load_file=dict)), in_file
+    model = built(train, monkeypatch, Pretrained)
+    assert model.lm_head.weight is model.model.embed_tokens.weight
+    for (name, parameter), value in zip(model.named_parameters(), expected.parameters(), strict=True):
+        assert torch.equal(parameter.full_tensor(), value), name
 
 
 def whole(folder):
