@@ -177,11 +177,8 @@ def optimizer_of(model: nn.Module, given: argparse.Namespace) -> torch.optim.Opt
     """AdamW, made after the model was split. Matrices decay; biases and norms do not."""
     matrices = [parameter for parameter in model.parameters() if parameter.dim() >= 2]
     others = [parameter for parameter in model.parameters() if parameter.dim() < 2]
-    groups = [
-        {"params": matrices, "weight_decay": given.weight_decay},
-        {"params": others, "weight_decay": 0.0},
-    ]
-    return torch.optim.AdamW(groups, given.learning_rate, betas=(0.9, 0.95))
+    groups = [{"params": matrices, "weight_decay": given.weight_decay}, {"params": others}]
+    return torch.optim.AdamW(groups, given.learning_rate, betas=(0.9, 0.95), weight_decay=0.0)
 
 
 def rate(step: int, given: argparse.Namespace) -> float:
@@ -287,16 +284,16 @@ class Checkpoints:
         state = {"step": step, **state_of(model, optimizer)}
         self.saving = dcp.async_save(state, checkpoint_id=path, process_group=self.group)
 
-    def wait(self) -> None:
-        """Wait for the save under way; then remove all but the newest KEPT, and what killed saves left."""
-        if self.saving is None:
-            return
-        self.saving.result()
-        self.saving = None
-        if self.is_first:
-            for old in {*self.folder.glob("step-????????")} - {*self.whole()[-KEPT:]}:
-                (old / ".metadata").unlink(missing_ok=True)  # first: what is left of it is no checkpoint
-                shutil.rmtree(old)
+    def wait(self) -> list[Path]:
+        """Wait for the save under way, remove all but the newest KEPT and what killed saves left; returns `whole()`."""
+        if self.saving is not None:
+            self.saving.result()
+            self.saving = None
+            if self.is_first:
+                for old in {*self.folder.glob("step-????????")} - {*self.whole()[-KEPT:]}:
+                    (old / ".metadata").unlink(missing_ok=True)  # first: what is left of it is no checkpoint
+                    shutil.rmtree(old)
+        return self.whole()
 
     def resume(self, model: nn.Module, optimizer: Any) -> int:
         """Load the newest whole checkpoint, however many ranks wrote it; returns how many steps were made."""
@@ -358,8 +355,11 @@ def train(given: argparse.Namespace, device: torch.device) -> Any:
                     values["bytes_sent"] = counted.sent
                 if rank == 0:  # bytes are its own; the rest is the same on all ranks, or of all together
                     place.report(step, **values, learning_rate=rate(step, given), device=str(device))
-                if not math.isfinite(values["loss"]):
-                    sys.exit("the loss is not a number any more; the checkpoints from before are kept")
+                # A gradient that is not finite has spoilt the weights already; the loss is from before the update.
+                if not math.isfinite(values["loss"] + values["grad_norm"]):
+                    saved = checkpoints.wait() if checkpoints else []
+                    remedy = f"; if a restart fails here again, remove {saved[-1]}" if saved else ""
+                    sys.exit(f"the loss or the gradient's norm is NaN or infinite at step {step}{remedy}")
                 done, since = step, time.perf_counter()
             if checkpoints and saves:
                 checkpoints.save(step, model, optimizer)

@@ -192,6 +192,30 @@ def test_the_recipe_in_its_docstring_builds_a_pretrained_model_with_tied_weights
         assert torch.equal(parameter.full_tensor(), value), name
 
 
+def test_a_step_whose_gradient_is_not_finite_is_not_saved(train, monkeypatch, tmp_path):
+    words = [f"--{name}={value}" for name, value in MODEL.items()]
+    words += ["--steps=4", "--checkpoint-steps=1", f"--checkpoints={tmp_path}", "--dtype=float32"]
+    monkeypatch.setattr(sys, "argv", ["train.py", *words])
+    losses = []
+
+    def spoilt(logits, targets):
+        losses.append(cross_entropy(logits, targets))
+        if len(losses) == 3:
+            logits.register_hook(lambda gradient: gradient * math.inf)
+        return losses[-1]
+
+    monkeypatch.setattr(train, "cross_entropy", spoilt)
+    with pytest.raises(SystemExit) as ended:
+        train.train(train.options(), torch.device("cpu"))
+    remedy = f"; if a restart fails here again, remove {tmp_path / 'step-00000002'}"
+    assert ended.value.code == f"the loss or the gradient's norm is NaN or infinite at step 3{remedy}"
+    assert losses[-1].isfinite()
+    assert whole(tmp_path) == ["step-00000001", "step-00000002"]
+    model = train.train(train.options(), torch.device("cpu"))
+    assert all(parameter.full_tensor().isfinite().all() for parameter in model.parameters())
+    assert whole(tmp_path) == ["step-00000003", "step-00000004"]
+
+
 def whole(folder):
     return sorted(path.parent.name for path in folder.glob("*/.metadata"))
 
