@@ -91,10 +91,11 @@ def options() -> argparse.Namespace:
     add("--seed", default=0)
     given = parser.parse_args()
     names = ("steps", "batch_size", "accumulate", "replicas", "validation_steps", "validation_windows")
-    ones = dict.fromkeys(names, 1)
+    minimums = dict.fromkeys(names, 1)
     for name, value in vars(given).items():
-        if not isinstance(value, str) and not ones.get(name, 0) <= value < math.inf:
-            parser.error(f"{name.replace('_', '-')} is {value}; it must be at least {ones.get(name, 0)}")
+        if not isinstance(value, str) and not minimums.get(name, 0) <= value < math.inf:
+            least = f"it must be finite and at least {minimums.get(name, 0)}"
+            parser.error(f"{name.replace('_', '-')} is {value}; {least}")
     compilers = any(map(shutil.which, ("c++", "g++", "clang++")))
     if given.compile and not torch.cuda.is_available() and not compilers:
         parser.error("compile is 1, and here is no C++ compiler: install g++ or clang++, or leave it out")
@@ -322,6 +323,8 @@ def train(given: argparse.Namespace, device: torch.device) -> Any:
     rank, size, text = dist.get_rank(), dist.get_world_size(), manual()
     end = len(text) - int(HELD_OUT * len(text))
     held_out = torch.frombuffer(bytearray(text[end:]), dtype=torch.uint8).long().to(device)
+    if len(held_out) <= given.sequence:
+        sys.exit(f"sequence is {given.sequence}; it must be below {len(held_out)}, the held-out tokens")
     model = build(given, device)
     optimizer = optimizer_of(model, given)
     folder = Path(given.checkpoints) if given.checkpoints else place.checkpoint_folder()
