@@ -12,10 +12,11 @@ for them, and asynchronous checkpoints of them are untried.
   that has it, they travel and layers compute. Gradients are added up in float32.
 - `validate`: the loss of text that no step has seen, each window of it counted once.
 - `Checkpoints`: each rank writes its shards while the next steps are taken (torch.distributed.checkpoint). A run that
-  was killed goes on from the newest checkpoint that is whole: on as many CPUs to the very bits, on any other number of
-  ranks up to rounding, since a step's batch, `--batch-size` sequences of all ranks together, depends on the step alone.
-  `--steps` must stay as it was, since the learning rate depends on it. All ranks must reach the folder, so it is
-  refused unless the machines share it. Several instances of SageMaker do not: there, `--checkpoint-steps 0`.
+  was killed goes on from the newest checkpoint that is whole: on as many CPUs to the very bits; up to rounding on any
+  other number of ranks that divides the batch, since a step's batch, `--batch-size` sequences of all ranks together,
+  depends on the step alone. `--steps` must stay as it was, since the learning rate depends on it. So must the dtype: a
+  run that `--dtype auto` began on CPUs goes on with `--dtype float32` on GPUs. All ranks must reach the folder, so it
+  is refused unless the machines share it. Several instances of SageMaker do not: there, `--checkpoint-steps 0`.
 
 For your own, replace:
 
@@ -84,7 +85,7 @@ def options() -> argparse.Namespace:
     add("--recompute", choices=(0, 1), default=0, help="compute blocks' activations again, to keep none")
     add("--validation-steps", default=50, help="between two validations")
     add("--validation-windows", default=1024, help="of the held-out text, from its beginning, at most")
-    add("--checkpoints", type=str, default="", help="their folder, if the launcher names none")
+    add("--checkpoints", type=str, default="", help="their folder, in place of the launcher's")
     add("--checkpoint-steps", default=50, help="between two checkpoints; 0: none")
     add("--profile-steps", default=0, help="steps in a trace; 0: no trace")
     add("--export", choices=(0, 1), default=1, help="write model.pt, from rank 0's memory, at the end")
@@ -98,7 +99,7 @@ def options() -> argparse.Namespace:
             parser.error(f"{name.replace('_', '-')} is {value}; {least}")
     compilers = any(map(shutil.which, ("c++", "g++", "clang++")))
     if given.compile and not torch.cuda.is_available() and not compilers:
-        parser.error("compile is 1, and here is no C++ compiler: install g++ or clang++, or leave it out")
+        parser.error("compile is 1, and no C++ compiler was found: install g++ or clang++, or leave it out")
     return given
 
 
@@ -401,7 +402,7 @@ def main() -> None:
         if here.rank == 0:
             here.model_folder.mkdir(parents=True, exist_ok=True)
             torch.save(whole, here.model_folder / "model.pt")
-    # Who holds a group must let go of it first, and all must have met in each: see mnist_torch_ddp.
+    # All ranks meet in each group before it is destroyed; the model, which holds them, goes first: see mnist_torch_ddp.
     for group in (None, *next(model.parameters()).device_mesh.get_all_groups()):
         dist.barrier(group)
     del model
