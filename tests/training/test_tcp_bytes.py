@@ -67,8 +67,7 @@ def test_bytes_are_told_apart_by_the_two_ends_of_a_connection(connect):
         for nbytes, (first, second) in enumerate(pairs, 3):
             transfer(first, second, nbytes)
     links = {
-        tuple("{}:{}".format(*each) for each in (first.getsockname(), second.getsockname())): nbytes
-        for nbytes, (first, second) in enumerate(pairs, 3)
+        (first.getsockname(), second.getsockname()): nbytes for nbytes, (first, second) in enumerate(pairs, 3)
     }
     assert {link: nbytes for link, nbytes in counted.by_link.items() if nbytes} == links
     assert sum(counted.by_link.values()) == counted.sent == 7

@@ -28,10 +28,10 @@ from pathlib import Path
 # sent, and sent again.
 _INFO = struct.Struct("=B 23x I 92x Q 16x I 52x QQ")
 _LISTEN = 10  # a state (net/tcp_states.h)
-_UNKNOWN = math.nan, math.nan, ("", "")
+_UNKNOWN = math.nan, math.nan, (None, None)
 _QUIET_SECONDS = 1.0  # for acknowledgements to come in; a receiver delays them by 40 ms at most
 
-Link = tuple[str, str]  # this end's address and the peer's
+Link = tuple[tuple[str, int] | None, tuple[str, int] | None]  # this end and the peer's, where they are known
 # By connection: acknowledged; sent for the first time; link. The two numbers are equal once all has arrived, but for a
 # connection's opening and end, which are acknowledged as a byte each, and for what this machine itself has dropped,
 # which the second has too often.
@@ -56,7 +56,7 @@ class CountedBytes:
 
     @property
     def by_link(self) -> dict[Link, float]:
-        """`sent`, by this end's address and the peer's, such as `("10.0.0.1:4000", "10.0.0.2:29500")`."""
+        """`sent`, by this end's address and the peer's, such as `(("10.0.0.1", 4000), ("10.0.0.2", 29500))`."""
         after = _totals(0) if self._after is None else self._after
         links: dict[Link, float] = {}
         for name in self._before.keys() | after.keys():
@@ -64,10 +64,6 @@ class CountedBytes:
             before = self._before.get(name, (0, 0))
             links[link] = links.get(link, 0) + min(acknowledged - before[0], sent - before[1])
         return links
-
-    def finish(self) -> None:
-        """Count no further."""
-        self._after = _totals(_QUIET_SECONDS)
 
 
 @contextlib.contextmanager
@@ -82,7 +78,7 @@ def count_bytes(barrier: Callable[[], object] = lambda: None) -> Iterator[Counte
     try:
         yield counted
     finally:
-        counted.finish()
+        counted._after = _totals(_QUIET_SECONDS)
     barrier()
 
 
@@ -116,7 +112,6 @@ def _total(connection: socket.socket, deadline: float) -> tuple[float, float, Li
 
 def _link(connection: socket.socket) -> Link:
     try:
-        (host, port, *_), (peer, peer_port, *_) = connection.getsockname(), connection.getpeername()
+        return connection.getsockname()[:2], connection.getpeername()[:2]
     except OSError:  # it has no peer, or no longer
-        return "", ""
-    return f"{host}:{port}", f"{peer}:{peer_port}"
+        return None, None
