@@ -155,7 +155,8 @@ class OverlappedDataParallel(BucketedDataParallel):
 
     All ranks send the buckets in their order, also where a later one is full first. Arrays meet by position: in
     different orders, different buckets would be added up, without an error where their sizes agree. Arguments,
-    attributes and errors are those of BucketedDataParallel, which can also add up several backward passes.
+    attributes and errors are those of BucketedDataParallel, which can also add up several backward passes. After a
+    backward pass that failed, close this and make a new one.
 
     Use it as a context manager, or call `close` in the end, which ends the thread.
     """
@@ -170,7 +171,7 @@ class OverlappedDataParallel(BucketedDataParallel):
     def _on_gradient(self, parameter: Any) -> None:
         bucket = self._bucket_of[parameter]
         if parameter in bucket.held:
-            raise RuntimeError("two backward passes before synchronise(); use BucketedDataParallel for that")
+            raise RuntimeError("two backward passes before synchronise(); BucketedDataParallel adds them up")
         bucket.hold(parameter)
         while len(self._sent) < len(self.buckets) and self.buckets[len(self._sent)].is_full:
             self._send_next()
@@ -262,15 +263,15 @@ def contiguous(tensor: Tensor) -> Iterator[Tensor]:
     detached = tensor.detach()
     whole = detached.contiguous()
     yield whole
-    if whole.data_ptr() != detached.data_ptr():
+    # An expanded tensor, whose numbers share memory, cannot be copied into.
+    if whole.data_ptr() != detached.data_ptr() and not torch.equal(whole, detached):
         detached.copy_(whole)
 
 
-def refuse_unused(names: list[str], communicator: Communicator, most: int = 3) -> None:
-    """Raise UnusedParameters if there are `names` of parameters without a gradient; the message has the first ones."""
+def refuse_unused(names: list[str], communicator: Communicator) -> None:
+    """Raise UnusedParameters if there are `names` of parameters without a gradient; the message has the first three."""
     if names:
-        rest = f" and {len(names) - most} more" if len(names) > most else ""
+        which = ", ".join(names[:3]) + (f" and {len(names) - 3} more" if len(names) > 3 else "")
         raise UnusedParameters(
-            f"{', '.join(names[:most])}{rest} had no part in this step on rank {communicator.rank}; every parameter "
-            "must have a gradient, since every rank sends it: freeze it before the module is wrapped"
+            f"{which} had no part in this step on rank {communicator.rank}, which must send every gradient"
         )
