@@ -268,9 +268,15 @@ def test_a_whole_state_is_what_one_process_has_and_can_be_loaded_by_other_number
                 each.zero_()
         with FullySharded(other, communicator, units=units_of(other)) as model:
             model.load_full_state_dict(state)
+            communicator.traffic.reset()
             full = model.full_state_dict()
+            sent = sum(communicator.traffic.bytes_sent)
+            assert sent == sum(8 * each.width for each in set(model.sharded.values())) * (
+                communicator.size - 1
+            )
             assert list(full) == list(state)
             assert all(torch.equal(full[name], state[name]) for name in state)
+            assert full["layers.0.token.weight"] is full["layers.4.vocabulary.weight"]
             with pytest.raises(
                 ValueError, match=r"layers\.0\.token\.weight has shape \(2, 2\); it must be \(7, 12\)"
             ):

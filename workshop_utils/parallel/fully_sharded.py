@@ -24,6 +24,7 @@ PyTorch here, such as `_execution_engine`, are those that it and checkpointing u
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import Future, wait
 from dataclasses import fields, is_dataclass
@@ -243,13 +244,15 @@ class FullySharded(nn.Module):
         return self.module(*args, **kwargs)
 
     def full_state_dict(self) -> dict[str, Tensor]:
-        """The state of `module` by name, with whole parameters; all ranks call it together."""
+        """A copy of the state of `module` by name, with whole parameters; all ranks call it together."""
         self._reset()
-        state: dict[str, Tensor] = self.module.state_dict()
+        state: dict[str, Tensor] = copy.deepcopy(self.module.state_dict())
         for name, each in self.sharded.items():
-            padded = torch.empty(self.communicator.size, each.width, dtype=each.shard.dtype)
-            gather_rows(self.communicator, [(each.shard.detach(), padded)])
-            state[name] = each.unpadded(padded)
+            if name == each.name:  # else it is tied to one that has been gathered
+                padded = torch.empty(self.communicator.size, each.width, dtype=each.shard.dtype)
+                gather_rows(self.communicator, [(each.shard.detach(), padded)])
+                state[name] = each.unpadded(padded)
+            state[name] = state[each.name]
         return state
 
     def load_full_state_dict(self, state: Mapping[str, Tensor]) -> None:
