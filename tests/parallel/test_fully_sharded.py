@@ -326,7 +326,7 @@ class Layers(nn.Module):
 
     def forward(self, x, most=3, fail=None):
         for layer in self.layers[:most]:
-            if fail is not None:
+            if fail is not None and layer is self.layers[1]:
                 x.register_hook(fail)
             x = layer(x).tanh()
         return x
@@ -359,8 +359,9 @@ def test_failed_and_shorter_passes_leave_nothing_behind_and_layers_may_be_frozen
             with pytest.raises(UnusedParameters):
                 model(inputs, most=2).sum().backward()
             model.zero_grad()
-            with pytest.raises(ArithmeticError):  # while the last layer's gradient is being reduced
+            with pytest.raises(ArithmeticError):  # once the last layer's gradient has been reduced
                 model(inputs, fail=fail).sum().backward()
+            model.zero_grad()
             state = model.full_state_dict()
             assert held(model) == 0
             assert all(torch.equal(state[name], whole) for name, whole in alone.state_dict().items())
@@ -378,6 +379,64 @@ def test_failed_and_shorter_passes_leave_nothing_behind_and_layers_may_be_frozen
             with pytest.raises(RuntimeError, match=r"layers\.0\.weight was replaced after sharding"):
                 model(inputs)
 
+    threads.run(2, program)
+
+
+class Rows(nn.Linear):
+    """Returns rows of its weight."""
+
+    def forward(self, x):
+        return self.weight[: len(x)]
+
+
+class Head(nn.Module):
+    """Whose first layer's weight is used again outside its pass, or returned from it."""
+
+    def __init__(self, way):
+        super().__init__()
+        kinds = (Rows if way == "returned" else nn.Linear, nn.Linear)
+        self.layer, self.last = (kind(5, 5, bias=False).double() for kind in kinds)
+        self.way = way
+
+    def forward(self, x):
+        y = self.last(self.layer(x))
+        return y @ self.layer.weight.T if self.way == "used" else y
+
+
+OUTSIDE = {
+    "used": r"layer\.weight was used outside its unit's pass; leave its module out of units",
+    "returned": r"a unit returns a view of layer\.weight; clone it, or leave it out of units",
+    "changed": r"parameters of unit 'last' have changed since the forward pass",
+}
+
+
+@pytest.mark.parametrize("way", OUTSIDE)
+def test_parameters_used_outside_their_units_pass_or_changed_before_the_backward_pass_are_refused(way):
+    inputs = torch.ones(2, 5).double()
+
+    def step(model):
+        loss = model(inputs).sum()
+        if way == "changed":
+            nn.init.ones_(model.module.last.weight)
+        loss.backward()
+
+    def program(communicator):
+        with FullySharded(Head(way), communicator) as model:
+            for _ in range(2):
+                with pytest.raises(RuntimeError, match=OUTSIDE[way]):
+                    step(model)
+            if way == "returned":
+                with pytest.raises(RuntimeError, match=OUTSIDE[way]), torch.no_grad():
+                    model(inputs)
+        if way != "changed":  # with the layer left out of units
+            module = copy.deepcopy(alone)
+            with FullySharded(module, communicator, units=[module.last]) as model:
+                step(model)
+                expected = model.sharded["layer.weight"].cut(alone.layer.weight.grad)
+                torch.testing.assert_close(module.layer.weight.grad, expected, rtol=0, atol=1e-12)
+
+    alone = Head(way)
+    alone(inputs).sum().backward()
     threads.run(2, program)
 
 

@@ -127,7 +127,12 @@ class FullySharded(nn.Module):
     as AdamW does, and Muon and Adafactor do not; a norm, as for clipping, is one over all ranks' shards. So
     `torch.amp.GradScaler` and `torch.nn.utils.clip_grad_norm_` must not be used: they see one rank's. `backward` leaves
     mean gradients, on top of those that were there; it cannot be differentiated again. Shards may be frozen and
-    unfrozen between steps, and copied into, but not replaced. After a failed backward pass, begin with a forward pass.
+    unfrozen between steps, and copied into, but not replaced. After a failed backward pass, call `zero_grad` and begin
+    with a forward pass.
+
+    Use a unit's parameters only within its pass, and return no views of them: a tied head that calls
+    `linear(x, embedding.weight)` needs `units` without the embedding. Instead of a penalty on `parameters()`, use the
+    optimizer's `weight_decay`.
 
     Parameters that no unit has alone, such as tied ones of two units, belong to the whole module, which is a unit, too:
     it is gathered first, and let go last. Parameters become rank 0's, and so do buffers, at the start. One without
@@ -155,8 +160,10 @@ class FullySharded(nn.Module):
         events: set to [] to record them.
 
     Raises:
-        ValueError: if a unit is not in `module`, or never called, as a ModuleList is; if a parameter is complex, or
-            `reduce_dtype` is bfloat16.
+        ValueError: if a unit is not in `module`, or never called, as a ModuleList is; if `ignored` has a tensor that
+            is no parameter of it; if a parameter is complex, or NumPy cannot add in `reduce_dtype`.
+        RuntimeError: from the forward pass, if a unit returns a view of its parameter; from the backward pass, if a
+            parameter was used outside its unit's pass, or has changed since the forward pass.
         UnusedParameters: from `backward`, if only some parameters got a gradient.
         CommunicationError: from both passes, if the others cannot be reached, or do something else.
     """
@@ -217,19 +224,21 @@ class FullySharded(nn.Module):
                 found.setdefault(parameter, []).append(place)
         for parameter, places in found.items():
             paths, holders, *_ = zip(*places, strict=True)
-            leaf, holder = parameter, None  # what gets its gradient, and the unit that reduces it
+            leaves, holder = [parameter], None  # the first gets its gradient, which the holder reduces
             if parameter not in self._replicated:
                 holder = holders[0] if len(set(holders)) == 1 else self._root
                 dtype = (self._param_dtype if parameter.is_floating_point() else None) or parameter.dtype
                 sharded = ShardedParameter(paths[0], parameter, self.communicator, dtype)
-                sharded.owners, leaf = [place[2:] for place in places], sharded.whole
+                sharded.owners, leaves = [place[2:] for place in places], [sharded.whole, sharded.shard]
                 holder.parameters.append(sharded)
                 self.sharded |= dict.fromkeys(paths, sharded)
             if parameter.is_floating_point():
-                self._names[leaf] = paths[0]
-                # A hook can be had only with requires_grad, and stays when that changes.
-                leaf.requires_grad_().register_post_accumulate_grad_hook(partial(self._on_gradient, holder))
-                leaf.requires_grad_(parameter.requires_grad)
+                self._names[leaves[0]] = paths[0]
+                hook = partial(self._on_gradient, holder, paths[0])
+                for leaf in leaves:
+                    # A hook needs requires_grad to be registered, and stays when that changes.
+                    leaf.requires_grad_().register_post_accumulate_grad_hook(hook)
+                    leaf.requires_grad_(parameter.requires_grad)
         for module, unit in units.items():
             if unit.parameters or unit is self._root:
                 # By size, so that each is aligned where all are laid end to end.
@@ -306,18 +315,25 @@ class FullySharded(nn.Module):
     def _after_forward(self, unit: Unit, _: nn.Module, __: Any, output: Any) -> None:
         if unit.in_backward:
             return
-        tensors = [each for each in tensors_in(output) if each.requires_grad and torch.is_grad_enabled()]
+        outputs = tensors_in(output)
+        storages = {each.untyped_storage()._cdata for each in outputs}
+        if views := [p.name for p in unit.parameters if p.padded.untyped_storage()._cdata in storages]:
+            raise RuntimeError(f"a unit returns a view of {views[0]}; clone it, or leave it out of units")
+        tensors = [each for each in outputs if each.requires_grad and torch.is_grad_enabled()]
         if unit is self._root:  # what was gathered ahead for a unit that was not used
             wait([each.gathering for each in self._units if each.gathering is not None])
+        versions = {each.shard: each.shard._version for each in unit.parameters}
         for tensor in tensors:
-            hook_first(tensor, partial(self._before_backward, unit))
+            hook_first(tensor, partial(self._before_backward, unit, versions))
         self._backward_stack += [unit] if tensors else []
         if unit.keeps and tensors:
             unit.register(whole=False)
         else:
             unit.free()
 
-    def _before_backward(self, unit: Unit, _: Tensor) -> None:
+    def _before_backward(self, unit: Unit, versions: Mapping[nn.Parameter, int], _: Tensor) -> None:
+        if any(shard._version != version for shard, version in versions.items()):
+            raise RuntimeError(f"parameters of unit {unit.name!r} have changed since the forward pass")
         if not self._in_backward:
             self._in_backward = True
             torch.autograd.Variable._execution_engine.queue_callback(self._end_backward)
@@ -328,7 +344,9 @@ class FullySharded(nn.Module):
                 pass
             self._look_ahead(self._backward_stack[::-1])
 
-    def _on_gradient(self, unit: Unit | None, parameter: Any) -> None:
+    def _on_gradient(self, unit: Unit | None, name: str, parameter: Any) -> None:
+        if parameter not in self._names:  # a shard, which autograd has seen in the place of the whole
+            raise RuntimeError(f"{name} was used outside its unit's pass; leave its module out of units")
         self._gradients_in.add(parameter)
         group = [each for each in unit.parameters if each.whole.requires_grad] if unit is not None else []
         if unit is not None and all(each.whole in self._gradients_in for each in group):
@@ -399,7 +417,7 @@ class FullySharded(nn.Module):
 
     @torch.no_grad()
     def _take_reduced(self) -> None:
-        """Add what was reduced last to shards' gradients: here, so that those of a failed pass are dropped."""
+        """Add what was reduced last to shards' gradients; if a pass fails, what came before it stays there."""
         if self._reducing is not None:
             (future, vectors, group), self._reducing = self._reducing, None
             future.result()
