@@ -307,6 +307,12 @@ REFUSED = {
         nn.Linear(3, 2),
         {"reduce_dtype": torch.bfloat16},
     ),
+    r"reduce_dtype is torch\.int32, .* use torch\.float32": (nn.Linear(3, 2), {"reduce_dtype": torch.int32}),
+    r"ignored has a tensor \[3\]; list parameters": (nn.Linear(3, 2), {"ignored": torch.ones(2, 3)}),
+    r"ignored has a tensor \[1, 7\]; list parameters": (
+        nn.Linear(3, 2),
+        {"ignored": [nn.Linear(7, 1, bias=False)]},
+    ),
 }
 
 
@@ -459,15 +465,18 @@ class Odd(nn.Module):
     def __init__(self):
         super().__init__()
         self.scale, self.none = nn.Parameter(torch.tensor(2.0)), nn.Parameter(torch.ones(0, 3))
+        self.empty = nn.Embedding(0, 3)
         self.short = nn.Parameter(torch.ones(5).half())
         self.steps = nn.Parameter(torch.arange(3), requires_grad=False)
         self.wide = nn.Parameter(torch.ones(1, 4).double())
 
     def forward(self, x):
-        return self.scale * (x * self.short.sum() + self.wide.sum() + self.none.sum() + self.steps.sum())
+        return self.scale * (x * self.short.sum() + self.wide.sum() + self.none.sum() + self.steps.sum()) + (
+            self.empty(self.steps[:0]).sum()
+        )
 
 
-def test_scalars_are_replicated_and_dtypes_may_be_mixed():
+def test_scalars_and_empty_parameters_are_replicated_and_dtypes_may_be_mixed():
     def program(communicator):
         module = Odd()
         with FullySharded(module, communicator) as model:
@@ -475,7 +484,11 @@ def test_scalars_are_replicated_and_dtypes_may_be_mixed():
             assert module.scale.grad == 12 + (5 + 10) / 2 - 5
             assert module.short.grad.tolist() == [3.0] * (3 if communicator.rank == 0 else 2)
             assert module.wide.grad.shape == module.wide.shape == (1 - communicator.rank, 4)
-            assert module.none.grad.shape == (0, 3)
+            assert module.none.grad.shape == module.empty.weight.grad.shape == (0, 3)
+            full = model.full_state_dict()
+            with torch.no_grad():
+                module.scale.fill_(5)
+            assert (full["scale"], full["empty.weight"].shape) == (2, (0, 3))
             assert {name: each.dtype for name, each in module.named_parameters()} == {
                 name: each.dtype for name, each in Odd().named_parameters()
             }

@@ -135,8 +135,8 @@ class FullySharded(nn.Module):
     optimizer's `weight_decay`.
 
     Parameters that no unit has alone, such as tied ones of two units, belong to the whole module, which is a unit, too:
-    it is gathered first, and let go last. Parameters become rank 0's, and so do buffers, at the start. One without
-    rows, a scalar, is replicated.
+    it is gathered first, and let go last. Parameters become rank 0's, and so do buffers, at the start. A scalar, which
+    has no rows, and an empty parameter are replicated.
 
     Ranks communicate in the order in which their passes go, so all must go through the same units; otherwise one unit's
     rows are taken for another's, without an error where sizes agree. Use it as a context manager, or call `close` in
@@ -184,25 +184,25 @@ class FullySharded(nn.Module):
         self.module, self.communicator, self._thread = module, communicator, data.CommunicationThread()
         self.events: list[Event] | None = None
         self._param_dtype, self._reduce_dtype, self._prefetch = param_dtype, reduce_dtype, prefetch
-        data.broadcast_from_first(communicator, module)
         self._root = Unit("", keeps=True)
         names, by_module = {each: name for name, each in module.named_modules()}, {module: self._root}
         for each in module.children() if units is None else units:
             if type(each).forward is nn.Module.forward:
-                raise ValueError(
-                    f"units has a {type(each).__name__}, which is never called; give its modules"
-                )
+                raise ValueError(f"units has a {type(each).__name__}, which is never called; give its layers")
             if each not in names:
                 raise ValueError(f"units has a {type(each).__name__} that is not within the module")
             by_module.setdefault(each, Unit(names[each], keeps=not reshard_after_forward))
         self._units = list(by_module.values())
-        self._replicated = {p for p in module.parameters() if p.dim() == 0}
+        self._replicated = {p for p in module.parameters() if p.dim() == 0 or p.numel() == 0}
         for one in ignored:
             self._replicated |= {one} if isinstance(one, Tensor) else {*one.parameters()}
-        if reduce_dtype == torch.bfloat16:
-            raise ValueError("reduce_dtype is torch.bfloat16, in which NumPy cannot add; use torch.float32")
+        if others := self._replicated - {*module.parameters()}:
+            raise ValueError(f"ignored has a tensor {[*others.pop().shape]}; list parameters of the module")
+        if reduce_dtype not in {None, torch.float16, torch.float32, torch.float64}:
+            raise ValueError(f"reduce_dtype is {reduce_dtype}, in which NumPy cannot add; use torch.float32")
         if names_of_complex := [name for name, p in module.named_parameters() if p.is_complex()]:
             raise ValueError(f"{names_of_complex[0]} is complex; make two real parameters of it")
+        data.broadcast_from_first(communicator, module)
         # Of those that may get gradients: whole and replicated ones.
         self._names: dict[nn.Parameter, str] = {}
         self.sharded: dict[str, ShardedParameter] = {}
