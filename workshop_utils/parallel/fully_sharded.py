@@ -13,8 +13,9 @@ A *unit* is a module whose parameters are gathered and reduced together. For a u
 | backward | wait for the unit; its work; let go of it | all-gather of the one before, reduce-scatter of the one after |
 
 Each of these collectives sends (N − 1)/N · K. Between two steps a rank holds an N-th of parameters, gradients and
-optimizer state; within one, beside them, at most two whole units and their whole gradients. ZeRO-2 is the same without
-the gather in the backward pass: `reshard_after_forward=False`. ZeRO-1 shards the optimizer's state alone.
+optimizer state. Within one it holds, beside these and the whole module's own, at most two whole units and their whole
+gradients, and for a moment a copy of what is being sent. ZeRO-2 is the same without the gather in the backward pass:
+`reshard_after_forward=False`. ZeRO-1 shards the optimizer's state alone.
 
 Sources: Rajbhandari et al. (2020), "ZeRO: memory optimizations toward training trillion parameter models", section 5;
 Zhao et al. (2023), "PyTorch FSDP: experiences on scaling fully sharded data parallel", sections 3 and 4;
@@ -152,8 +153,8 @@ class FullySharded(nn.Module):
             float32, or float64 in a unit that has such parameters; FSDP2's is `param_dtype`.
         reshard_after_forward: whether units are let go after the forward pass. If not, they are gathered once a step,
             as in ZeRO-2. The whole module's own parameters always are: the backward pass begins with them.
-        prefetch: whether to gather the next unit during the work of this one: in forward passes the one that came next
-            last time, in backward passes the one before.
+        prefetch: whether to gather the next unit during the work of this one: forward, the unit that followed last
+            time; backward, the one before.
 
     Attributes:
         sharded: parameters by name.
@@ -215,14 +216,14 @@ class FullySharded(nn.Module):
         self._in_backward = False
 
     def _shard(self, units: dict[nn.Module, Unit]) -> None:
-        found: dict[nn.Parameter, list[tuple[str, Unit, nn.Module, str]]] = {}
+        places_by_parameter: dict[nn.Parameter, list[tuple[str, Unit, nn.Module, str]]] = {}
         around: dict[str, Unit] = {}  # the innermost unit, by the path of a module
         for path, module in self.module.named_modules(remove_duplicate=False):
             around[path] = units.get(module) or around[path.rpartition(".")[0]]
             for name, parameter in module.named_parameters(recurse=False, remove_duplicate=False):
                 place = (f"{path}.{name}".lstrip("."), around[path], module, name)
-                found.setdefault(parameter, []).append(place)
-        for parameter, places in found.items():
+                places_by_parameter.setdefault(parameter, []).append(place)
+        for parameter, places in places_by_parameter.items():
             paths, holders, *_ = zip(*places, strict=True)
             leaves, holder = [parameter], None  # the first gets its gradient, which the holder reduces
             if parameter not in self._replicated:
@@ -271,8 +272,8 @@ class FullySharded(nn.Module):
             ValueError: if a parameter has another shape.
             RuntimeError: if names are missing, or there are others.
         """
-        mine = {name: self.sharded[name].cut(state[name]) for name in state.keys() & self.sharded.keys()}
-        self.module.load_state_dict({**state, **mine})
+        rows = {name: self.sharded[name].cut(state[name]) for name in state.keys() & self.sharded.keys()}
+        self.module.load_state_dict({**state, **rows})
 
     def close(self) -> None:
         """End the thread. Safe to call twice."""
@@ -356,13 +357,13 @@ class FullySharded(nn.Module):
             self._reducing = self._start("reduce", unit.name, reduce), vectors, group
 
     def _end_backward(self) -> None:
-        given = self._gradients_in
-        unused = [name for p, name in self._names.items() if given and p.requires_grad and p not in given]
+        ready = self._gradients_in
+        unused = [name for p, name in self._names.items() if ready and p.requires_grad and p not in ready]
         if not unused:
             self._take_reduced()
         self._reset()
         data.refuse_unused(unused, self.communicator)
-        if gradients := [p.grad for p in self._names if p in self._replicated & given and p.grad is not None]:
+        if gradients := [p.grad for p in self._names if p in self._replicated & ready and p.grad is not None]:
             self._start("reduce", "replicated", partial(self._all_reduce, gradients)).result()
 
     def _reset(self) -> None:
@@ -381,7 +382,7 @@ class FullySharded(nn.Module):
             self._start_gather(units[0])
 
     def _enter(self, unit: Unit) -> None:
-        """Have whole parameters, from now on where the module looks for them."""
+        """Gather the unit's parameters and put them into the module."""
         if unit.parameters:
             self._start_gather(unit).result()
             unit.register(whole=True)
@@ -421,8 +422,8 @@ class FullySharded(nn.Module):
         if self._reducing is not None:
             (future, vectors, group), self._reducing = self._reducing, None
             future.result()
-            mine = vectors[self.communicator.rank + 1 - len(vectors)].clone()  # so that the others can go
-            for each, gradient in zip(group, mine.split([each.width for each in group]), strict=True):
+            rows = vectors[self.communicator.rank + 1 - len(vectors)].clone()  # so that the others can go
+            for each, gradient in zip(group, rows.split([each.width for each in group]), strict=True):
                 gradient = gradient[: each.shard.numel()].view(each.shard.shape).to(each.shard.dtype)
                 each.shard.grad = gradient if each.shard.grad is None else each.shard.grad.add_(gradient)
 
@@ -449,8 +450,8 @@ def gather_rows(communicator: Communicator, pairs: Sequence[tuple[Tensor, Tensor
     packed = torch.empty(communicator.size, sum(widths) + rest, dtype=torch.uint8)
     parts = packed.split([*widths, rest], dim=1)
     for (shard, padded), part in zip(pairs, parts, strict=False):
-        mine = part.view(padded.dtype)[communicator.rank + 1 - communicator.size]
-        mine[: shard.numel()] = shard.view(-1)
+        rows = part.view(padded.dtype)[communicator.rank + 1 - communicator.size]
+        rows[: shard.numel()] = shard.view(-1)
     ring_all_gather(communicator, as_array(packed).reshape(-1))
     for (_, padded), part in zip(pairs, parts, strict=False):
         padded.untyped_storage().resize_(padded.nbytes)
@@ -458,7 +459,7 @@ def gather_rows(communicator: Communicator, pairs: Sequence[tuple[Tensor, Tensor
 
 
 def tensors_in(value: Any) -> list[Tensor]:
-    """Also in dataclasses, as fully_shard finds them."""
+    """The tensors in `value`, also inside dataclasses."""
     leaves = tree_leaves(value)
     inner = [[getattr(each, one.name) for one in fields(each)] for each in leaves if is_dataclass(each)]
     return [each for each in leaves if isinstance(each, Tensor)] + (tensors_in(inner) if inner else [])
