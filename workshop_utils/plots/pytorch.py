@@ -130,8 +130,8 @@ def memory_by_ranks(
             ours, colour = name.startswith("our "), colours[stage]
             style.measured(axes, counts, nbytes, colour=colour, marker=markers[stage + ours], markersize=9)
             if stage == 3 and axes is grid[0]:
-                shift = (8, 6) if ours else (-36, -13)
-                style.note(axes, name, (counts[-1], nbytes[-1]), shift, color=colour)
+                key, height = ("◀", 4) if ours else ("▶", 17)
+                style.note(axes, f"{key} {name}", (1, 0), (2, height), color=colour)
         last = {stage: nbytes[-1] for stage, nbytes in ways.values()}
         saved.append(1 - last[1] / last[0])
         style.power_axis(axes, sorted({1, *counts, most}))
