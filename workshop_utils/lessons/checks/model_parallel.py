@@ -12,7 +12,7 @@ import numpy as np
 from workshop_utils.comm.communicator import Communicator, PeerDied
 from workshop_utils.lessons.checks import NotYet, Wrong, exercise, explain, is_missing, refuse, result_of
 from workshop_utils.lessons.checks.open_question import question
-from workshop_utils.lessons.checks.processes import values_on_ranks
+from workshop_utils.lessons.checks.processes import on_two_and_three_ranks, values_on_ranks
 from workshop_utils.parallel import schedule as schedules
 from workshop_utils.parallel.schedule import Kind, Pass
 from workshop_utils.training.tcp_bytes import count_bytes
@@ -29,10 +29,7 @@ slow_stage = question(__name__, "slow_stage")
 @exercise
 def tensor_parallel_mlp(answer: Callable[..., Any]) -> str:
     """`answer(dist, x, up, down)` is down(gelu(up(x))), of which each rank computes an N-th of the hidden units."""
-    for size in (2, 3):
-        where = f"on {size} ranks"
-        arguments = {"answer": answer, "where": where}
-        values_on_ranks(where, size, _mlp, arguments, framework="torch", timeout="20s")
+    on_two_and_three_ranks(_mlp, answer)
     return (
         "on 2 and on 3 ranks Z and all gradients are those of one process; each rank computes its share of the hidden "
         "units, and sends no more than one all-reduce forward and one backward need."

@@ -156,3 +156,11 @@ def _outcome(communicator: Communicator, collective: Collective, elements: int, 
     collective(communicator, array, *options)
     traffic = communicator.traffic
     return _Outcome(array, int(traffic.messages_sent.sum()), int(traffic.bytes_sent.sum()))
+
+
+def on_two_and_three_ranks(program: Callable[..., Any], answer: Any) -> None:
+    """Run `program(dist, answer, where)`, which judges `answer` there, on 2 and on 3 ranks of PyTorch."""
+    for size in (2, 3):
+        where = f"on {size} ranks"
+        arguments = {"answer": answer, "where": where}
+        values_on_ranks(where, size, program, arguments, framework="torch", timeout="20s")

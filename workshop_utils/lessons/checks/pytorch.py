@@ -27,7 +27,7 @@ from workshop_utils.lessons.checks import (
 )
 from workshop_utils.lessons.checks.collectives import Work, agreed, judge_works, noted, tracer
 from workshop_utils.lessons.checks.open_question import measured, runs_of
-from workshop_utils.lessons.checks.processes import values_on_ranks
+from workshop_utils.lessons.checks.processes import on_two_and_three_ranks, values_on_ranks
 from workshop_utils.network import availability
 from workshop_utils.network.devices import EmulatedDevice
 from workshop_utils.ranks.results import Results
@@ -252,10 +252,7 @@ class _Backward:
 @exercise
 def sharded_optimizer(answer: Callable[..., Any]) -> str:
     """`answer(dist, parameters, make_optimizer)` returns `step`: own parameters are updated, then all are shared."""
-    for size in (2, 3):
-        where = f"on {size} ranks"
-        arguments = {"answer": answer, "where": where}
-        values_on_ranks(where, size, _shard, arguments, framework="torch", timeout="20s")
+    on_two_and_three_ranks(_shard, answer)
     return (
         "on 2 and on 3 ranks all parameters are those of one process's Adam, of whose state no rank keeps more than "
         f"{SHARE} N-ths."
@@ -349,10 +346,7 @@ def _judge_owners(kept: list[int], rank: int, where: str) -> None:
 @exercise
 def sharded_unit(answer: Any) -> str:
     """`answer.apply(dist, rows, shard, inputs)` is a linear layer whose weight is whole in its passes alone."""
-    for size in (2, 3):
-        where = f"on {size} ranks"
-        arguments = {"answer": getattr(answer, "apply", answer), "where": where}
-        values_on_ranks(where, size, _train_units, arguments, framework="torch", timeout="20s")
+    on_two_and_three_ranks(_train_units, getattr(answer, "apply", answer))
     return (
         "on 2 and on 3 ranks three units train as on one process, each by two all-gathers and one reduce-scatter a "
         "step, and no rank keeps a whole weight between the passes."
@@ -511,10 +505,7 @@ def _compare(what: str, got: Any, expected: Any, wrong: dict[str, Any]) -> None:
 @exercise
 def clipped_norm(answer: Callable[..., Any]) -> str:
     """`answer(dist, sharded, replicated, max_norm)` clips all `.grad` as one process does, and returns their norm."""
-    for size in (2, 3):
-        where = f"on {size} ranks"
-        arguments = {"answer": answer, "where": where}
-        values_on_ranks(where, size, _clip, arguments, framework="torch", timeout="20s")
+    on_two_and_three_ranks(_clip, answer)
     return "on 2 and on 3 ranks every gradient is clipped as on one process, by one message from each."
 
 
