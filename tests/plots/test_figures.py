@@ -152,7 +152,7 @@ SHOWN = {
         [[(0, 1), (1, 2), (3, 1), (1.5, 1.5), (3, 1)]]),
     # In each lane, from the top, what was measured, with the waits where it computes, and what was predicted.
     "by unit": (lambda: pytorch.steps_by_unit({"prefetch": (PIECES, PIECES)}, "Found", "so"),
-        [[(0, 1), (0, 1), (0, 1), (1, 2), (3, 4), (3, 0), (7, 1), (1, 2), (3, 4), (7, 1), (7, 1)]]),
+        [[(0, 1), (0, 1), (0, 1), (1, 2), (3, 4), (7, 1), (1, 2), (3, 4), (7, 1), (7, 1)]]),
     "sharded": (lambda: pytorch.memory_by_ranks([2, 4], {"float32": SHARDED, "mixed": SHARDED}),
         [[(2, 8), (2, 12), (2, 16), (4, 4), (4, 8), (4, 16)]] * 2),
     # Where a seed did not arrive there is a ring at the upper edge.

@@ -13,6 +13,10 @@ from matplotlib.markers import CARETLEFT, CARETRIGHT
 from workshop_utils.plots import style
 from workshop_utils.scaling.memory import mixed_precision_adam, sharded, training_memory
 
+# Of a step: "gather", "forward", "backward", "reduce" or "wait", its unit's number from 0 on, its start and its end.
+Piece = tuple[str, int, float, float]
+LANES = {"gather": 0, "forward": 1, "backward": 1, "wait": 1, "reduce": 2}
+
 
 class Step(NamedTuple):
     """A rank's step, in seconds: when which part ended, and its all-reduces, each with start, end and bytes."""
@@ -28,84 +32,66 @@ class Step(NamedTuple):
         """Communication that the backward pass does not hide."""
         return self.end - self.backward
 
+    def pieces(self) -> list[Piece]:
+        """What the rank does, in seconds since the step began."""
+        parts = zip(("forward", "backward", "wait"), self[:3], self[1:4], strict=True)
+        pieces: list[Piece] = [
+            (kind, 0, left - self.start, right - self.start) for kind, left, right in parts
+        ]
+        done = self.start
+        for number, (start, end, _) in enumerate(self.sent):
+            # One bucket is sent after the other: one that is handed over waits until those before it are done.
+            pieces.append(("reduce", number, max(start, done) - self.start, end - self.start))
+            done = end
+        return pieces
+
 
 def steps_with_communication(panels: Mapping[str, Sequence[Step]], finding: str, detail: str) -> Figure:
-    """Two lanes a rank, what it computes and what it sends, in one step; a panel for each of `panels`."""
-    ranks = max(len(steps) for steps in panels.values())
-    figure, grid = style.panels(
-        panels, 9.6, 0.95 + (0.5 * ranks + 0.5) * len(panels), below=True, sharex=True
-    )
-    last = max(step.end - step.start for steps in panels.values() for step in steps)
-    for axes, steps in zip(grid, panels.values(), strict=True):
-        for row, step in enumerate(steps):
-            _row(axes, row, step, last)
-        style.rows(axes, [f"rank {rank}" for rank in range(len(steps))], (len(steps) - 0.45, -0.55))
-    axes.set(xlim=(0, 1.02 * last), xlabel="time since the step began")
-    style.unit_axis(axes.xaxis, "s")
-    return style.finish(figure, finding, detail)
-
-
-def _row(axes: Axes, row: int, step: Step, last: float) -> None:
-    """The upper lane computes, then waits; the lower one has the all-reduces, those under way at once in turn."""
-    compute, wait = style.colour_of("compute"), style.colour_of("wait")
-    edges = np.array([step.start, step.forward, step.backward, step.end]) - step.start
-    for name, colour, left, right in zip(
-        ("forward", "backward", "exposed"),
-        (style.tint(compute, 0.45), compute, wait),
-        edges,
-        edges[1:],
-        strict=False,
-    ):
-        words = f"{1000 * (right - left):.0f} ms" if name == "exposed" else name
-        _bar(axes, row - 0.37, left, right, colour, words if right - left > 0.07 * last else "")
-    done = 0.0
-    for number, (start, end, _) in enumerate(step.sent, 1):
-        # One bucket is sent after the other: one that is handed over waits until those before it are done.
-        left, right = max(start - step.start, done), end - step.start
-        done = right
-        _bar(axes, row + 0.01, left, right, style.colour_of("send"), f"{number}")
-
-
-def _bar(
-    axes: Axes, top: float, left: float, right: float, colour: str, words: str, height: float = 0.36
-) -> None:
-    axes.barh(top, right - left, height, left, align="edge", color=colour, edgecolor="white")
-    style.inside(axes, (left + right) / 2, top + height / 2, words, colour, fontsize=8.5)
-
-
-# Of a step: "gather", "forward", "backward" or "reduce", its unit's number from 0 on, its start and its end.
-Piece = tuple[str, int, float, float]
-LANES = {"gather": 0, "forward": 1, "backward": 1, "reduce": 2}
+    """What a rank computes and what it sends in one step; a panel for each of `panels`."""
+    return steps_by_unit({name: (step.pieces(), []) for name, (step,) in panels.items()}, finding, detail)
 
 
 def steps_by_unit(
     panels: Mapping[str, tuple[Sequence[Piece], Sequence[Piece]]], finding: str, detail: str
 ) -> Figure:
-    """Three lanes, what a rank gathers, computes and reduces in one step; a panel for each of `panels`.
+    """A lane each for what a rank gathers, computes and reduces in one step; a panel for each of `panels`.
 
     A panel has the pieces that were measured, as bars with their units' numbers, and those that were predicted, as
     thin bars below; all in seconds since the step began. Grey is where the rank waits, with the milliseconds.
     """
-    figure, grid = style.panels(panels, 9.6, 0.95 + 1.85 * len(panels), below=True, sharex=True)
+    lanes = sorted({LANES[kind] for measured, _ in panels.values() for kind, *_ in measured})
+    figure, grid = style.panels(panels, 9.6, 0.95 + 0.62 * len(lanes) * len(panels), below=True, sharex=True)
     compute, send, wait = (style.colour_of(name) for name in ("compute", "send", "wait"))
     colours = {"gather": send, "forward": style.tint(compute, 0.45), "backward": compute, "reduce": send}
     last = max(end for both in panels.values() for pieces in both for *_, end in pieces)
     for axes, (measured, predicted) in zip(grid, panels.values(), strict=True):
-        for kind, unit, start, end in measured:
-            _bar(axes, LANES[kind] - 0.28, start, end, colours[kind], f"{unit + 1}", 0.5)
+        busy = sorted((start, end) for kind, _, start, end in measured if LANES[kind] == LANES["wait"])
+        idle = np.reshape([0, *np.ravel(busy), max(end for *_, end in measured)], (-1, 2))
+        waits = [("wait", 0, start, end) for start, end in idle if end > start]
+        kinds = [kind for kind, *_ in measured]
+        for kind, unit, start, end in (*measured, *waits):
+            share = (end - start) / last
+            words = f"{unit + 1}" if kinds.count(kind) > 1 or kind == "reduce" else kind
+            if kind == "wait":
+                words = f"{1000 * (end - start):.0f}{' ms' if share > 0.07 else ''}"
+            words = words if share > 0.01 * len(words) else ""
+            _bar(axes, LANES[kind] - 0.28, start, end, colours.get(kind, wait), words, 0.5)
         for kind, _, start, end in predicted:
             _bar(axes, LANES[kind] + 0.25, start, end, style.INK, "", 0.13)
         for kind in ("forward", "backward"):
-            begin = min(start for each, _, start, _ in measured if each == kind)
-            style.note(axes, kind, (begin, 0.72), (0, 2), fontsize=8.5)
-        busy = sorted((start, end) for kind, _, start, end in measured if LANES[kind] == LANES["forward"])
-        for left, right in np.reshape([0, *np.ravel(busy), max(end for *_, end in measured)], (-1, 2)):
-            words = f"{1000 * (right - left):.0f}" if right - left > 0.02 * last else ""
-            _bar(axes, 0.72, left, right, wait, words, 0.5)
-        style.rows(axes, ["gathers", "computes", "reduces"], (2.55, -0.45))
+            if kinds.count(kind) > 1:
+                begin = min(start for each, _, start, _ in measured if each == kind)
+                style.note(axes, kind, (begin, 0.72), (0, 2), fontsize=8.5)
+        names = [("gathers", "computes", "reduces")[lane] for lane in lanes]
+        style.rows(axes, names, (lanes[-1] + 0.55, lanes[0] - 0.45), lanes)
     axes.set(xlim=(0, 1.01 * last), xlabel="time since the step began")
     style.unit_axis(axes.xaxis, "s")
     return style.finish(figure, finding, detail)
+
+
+def _bar(axes: Axes, top: float, left: float, right: float, colour: str, words: str, height: float) -> None:
+    axes.barh(top, right - left, height, left, align="edge", color=colour, edgecolor="white")
+    style.inside(axes, (left + right) / 2, top + height / 2, words, colour, fontsize=8.5)
 
 
 def memory_by_ranks(
