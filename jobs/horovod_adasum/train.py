@@ -1,7 +1,8 @@
 """Let Horovod combine gradients that point in different directions, by Adasum and by the mean. Trains nothing.
 
 Rank r has a gradient of length r + 1 at r times an angle. Reports for each of the angles, from rank 0: `angle` in
-degrees, and the result's two components, `adasum_x`, `adasum_y`, `mean_x` and `mean_y`.
+degrees, and two components of each result: `adasum_x`, `adasum_y`, `mean_x`, `mean_y`, and `zero_x`, `zero_y`, which
+are Adasum where rank 0's gradient is zero.
 """
 
 import argparse
@@ -32,12 +33,18 @@ def main() -> None:
     for step, angle in enumerate(angles):
         own = math.radians(angle * hvd.rank())
         gradient = (hvd.rank() + 1) * torch.tensor([math.cos(own), math.sin(own)])
-        adasum = hvd.allreduce(gradient, op=hvd.Adasum, name=f"adasum {step}").tolist()
-        mean = hvd.allreduce(gradient, op=hvd.Average, name=f"mean {step}").tolist()
+        results = {
+            "adasum": hvd.allreduce(gradient, op=hvd.Adasum, name=f"adasum {step}"),
+            "mean": hvd.allreduce(gradient, op=hvd.Average, name=f"mean {step}"),
+            "zero": hvd.allreduce(gradient * (hvd.rank() > 0), op=hvd.Adasum, name=f"zero {step}"),
+        }
         if hvd.rank() == 0:
-            place.report(
-                step, angle=angle, adasum_x=adasum[0], adasum_y=adasum[1], mean_x=mean[0], mean_y=mean[1]
-            )
+            pairs = {
+                f"{name}_{axis}": result[at].item()
+                for name, result in results.items()
+                for at, axis in enumerate("xy")
+            }
+            place.report(step, angle=angle, **pairs)
     hvd.shutdown()
 
 

@@ -6,7 +6,6 @@ import numpy as np
 import pytest
 from launching import launched, trained_by_one_process
 
-from workshop_utils.parallel import adasum
 from workshop_utils.training import data, horovod_timeline
 
 EPOCHS, BATCH, RATE, HIDDEN, IMAGES = 2, 16, 0.2, 64, 1500
@@ -67,14 +66,22 @@ def test_the_timeline_shows_fused_gradients_in_few_messages_and_others_in_one_ea
     assert least <= len(messages) <= most  # a busy machine may spread a step over several cycles
 
 
+def combine(first, second):
+    """Adasum of two gradients, of which one may be zero."""
+    both, squares = first @ second, (first @ first, second @ second)
+    of_first, of_second = (1 - both / (2 * square) if square else 1 for square in squares)
+    return of_first * first + of_second * second
+
+
 def test_horovods_adasum_is_the_one_that_is_taught():
     workers = 4  # of pairs, and of a pair of pairs
     run = launched("horovod_adasum", workers=workers, arguments={"angles": "0,30,90,135"})
     for row in run.metrics.itertuples():
-        ranks = np.radians(row.angle) * np.arange(workers)
-        gradients = [
-            (rank + 1) * np.array([np.cos(angle), np.sin(angle)]) for rank, angle in enumerate(ranks)
-        ]
-        pairs = [adasum.combine(*gradients[first : first + 2]) for first in (0, 2)]
-        assert (row.adasum_x, row.adasum_y) == pytest.approx(tuple(adasum.combine(*pairs)), abs=1e-5)
-        assert (row.mean_x, row.mean_y) == pytest.approx(tuple(np.mean(gradients, axis=0)), abs=1e-5)
+        angles, lengths = np.radians(row.angle) * np.arange(workers), np.arange(1, workers + 1)
+        first, *others = (lengths * [np.cos(angles), np.sin(angles)]).T
+        adasum, zero = (
+            combine(combine(each, others[0]), combine(*others[1:])) for each in (first, 0 * first)
+        )
+        assert (row.adasum_x, row.adasum_y) == pytest.approx(tuple(adasum), abs=1e-5)
+        assert (row.zero_x, row.zero_y) == pytest.approx(tuple(zero), abs=1e-5)
+        assert (row.mean_x, row.mean_y) == pytest.approx(tuple((first + sum(others)) / workers), abs=1e-5)
