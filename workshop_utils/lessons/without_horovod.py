@@ -97,7 +97,12 @@ def call(program: Callable[..., Any], arguments: Mapping[str, Any]) -> dict[str,
     """For `on_ranks`, what calls `program(hvd, **arguments)` with Horovod or, where that is missing, its names."""
     if has_horovod():
         return {"program": program, "arguments": dict(arguments), "framework": "horovod"}
-    return {"program": over_torch, "arguments": {"program": program, **arguments}, "framework": "torch"}
+
+    @functools.wraps(program)
+    def by_torch(dist: Any, **arguments: Any) -> Any:
+        return over_torch(dist, program, **arguments)
+
+    return {"program": by_torch, "arguments": dict(arguments), "framework": "torch"}
 
 
 def on_horovod(
