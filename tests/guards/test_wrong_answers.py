@@ -149,7 +149,6 @@ def among_the_notebooks(monkeypatch):
             exercise,
             answer,
             id=f"{lesson}-{exercise.removeprefix('exercise-')}-{number}",
-            marks=pytest.mark.horovod if exercise == "exercise-keras" else (),
         )
         for lesson, answers in WRONG.items()
         for exercise, wrong in answers.items()
