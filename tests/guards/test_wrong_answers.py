@@ -149,6 +149,7 @@ def among_the_notebooks(monkeypatch):
             exercise,
             answer,
             id=f"{lesson}-{exercise.removeprefix('exercise-')}-{number}",
+            marks=pytest.mark.horovod if exercise == "exercise-clip-and-accumulate" else (),
         )
         for lesson, answers in WRONG.items()
         for exercise, wrong in answers.items()

@@ -1,11 +1,11 @@
-"""Checks of lesson 07 take right answers that are not written as the solutions are."""
+"""Checks of lessons 05 and 07 take right answers that are not written as the solutions are."""
 
 import pytest
 import torch
 from torch.nn.functional import pad
 from torch.utils.checkpoint import checkpoint
 
-from workshop_utils.lessons.checks import pytorch
+from workshop_utils.lessons.checks import horovod, pytorch
 
 pytestmark = pytest.mark.processes
 
@@ -125,4 +125,41 @@ def by_gathering_squares(dist, sharded, replicated, max_norm):
 @pytest.mark.parametrize("answer", [by_pytorch, by_gathering_squares])
 def test_a_norm_may_be_added_up_in_any_way_by_one_message(answer):
     verdict = pytorch.clipped_norm(answer)
+    assert verdict.state == "right", verdict
+
+
+def accumulated(model, batches):
+    model.zero_grad()
+    for images, labels in batches:
+        torch.nn.functional.cross_entropy(model(images), labels).backward()
+
+
+def of_the_mean_by_hooks(hvd, model, steps, rate, limit):
+    passes, optimizer = len(steps[0]), torch.optim.SGD(model.parameters(), rate)
+    options = {"backward_passes_per_step": passes, "gradient_predivide_factor": hvd.size(), "groups": 1}
+    optimizer = hvd.DistributedOptimizer(optimizer, model.named_parameters(), **options)
+    for batches in steps:
+        accumulated(model, batches)
+        optimizer.synchronize()
+        for each in model.parameters():
+            each.grad /= passes
+        torch.nn.utils.clip_grad_norm_(model.parameters(), limit)
+        with optimizer.skip_synchronize():
+            optimizer.step()
+
+
+def of_the_mean_by_hand(hvd, model, steps, rate, limit):
+    for batches in steps:
+        accumulated(model, batches)
+        means = hvd.grouped_allreduce([each.grad / len(batches) for each in model.parameters()])
+        norm = torch.cat([each.flatten() for each in means]).norm()
+        with torch.no_grad():
+            for each, mean in zip(model.parameters(), means, strict=True):
+                each -= rate * mean * (limit / norm).clamp(max=1)
+
+
+@pytest.mark.horovod
+@pytest.mark.parametrize("answer", [of_the_mean_by_hooks, of_the_mean_by_hand])
+def test_gradients_may_be_averaged_and_clipped_in_any_way(answer):
+    verdict = horovod.clip_and_accumulate(answer)
     assert verdict.state == "right", verdict

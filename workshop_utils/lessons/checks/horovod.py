@@ -20,9 +20,11 @@ from workshop_utils.lessons.checks import (
     refuse_any,
 )
 from workshop_utils.lessons.checks.processes import values_on_ranks
-from workshop_utils.lessons.without_horovod import call
+from workshop_utils.lessons.without_horovod import HOW, call, has_horovod
 
 IMAGES, BATCH, EPOCHS, RATE = 48, 8, 2, 0.1
+STEPS = 4  # of clip_and_accumulate
+LIMITS = {2: 100.0, 3: 0.95}  # by ranks: no gradient is longer; those of the second and last step are
 TOLERANCE = 1e-4  # of weights, which float32 rounds; the mistakes are a hundred times as far off
 ROUGH = 2e-3  # of gradients, which fp16 may round
 
@@ -45,6 +47,8 @@ class _Trained(NamedTuple):
     saved: Sequence[Any] = ()
     loss: Any = None
     broadcasts: int = 0  # after the first pass began
+    sent: int = 0  # numbers
+    is_torn: bool = False  # gradients changed while they were under way
 
     @property
     def used(self) -> list[int]:
@@ -255,5 +259,104 @@ def _judge_ends(where: str, ranks: Sequence[_Trained]) -> None:
         f"the ranks return the loss {losses[0]}; the mean is {expected:.4f}.": lambda: (
             abs(losses[0] - expected) > TOLERANCE
         ),
+    }
+    refuse_any(f"{where}, ", slips)
+
+
+@exercise
+def clip_and_accumulate(answer: Callable[..., object]) -> str:
+    """`answer(hvd, model, steps, rate, limit)` takes the steps of one process with the batches of all ranks."""
+    if not has_horovod():
+        raise NotYet(f"this check trains with Horovod, which is not installed: {HOW}.")
+    for size in (2, 3):
+        batches = 5 - size  # of a step: never as many as ranks
+        where = f"on {size} ranks, with {batches} batches a step and the limit {LIMITS[size]:g}"
+        arguments = {"answer": answer, "batches": batches}
+        ranks = values_on_ranks(where, size, _accumulate, arguments, framework="horovod")
+        _judge_steps(where, ranks, batches)
+    return (
+        "each step is that of one process with all batches, clipped where their mean is too long; gradients travel "
+        "once a step."
+    )
+
+
+def _share(rank: int, size: int, batches: int) -> list[list[int]]:
+    """The images of each of a rank's batches, in order."""
+    each = np.arange(STEPS * batches * size * 4) % IMAGES
+    return each.reshape(-1, size, 4)[:, rank].tolist()
+
+
+def _accumulate(hvd: Any, answer: Callable[..., object], batches: int) -> _Trained:
+    import torch
+    from horovod.torch import mpi_ops, optimizer
+
+    torch.set_num_threads(1)
+    model, sent, flying, torn = torch.nn.Linear(4, 3), list[int](), list[tuple[Any, int]](), list[bool]()
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.copy_(torch.linspace(-1, 1, parameter.numel()).reshape(parameter.shape))
+
+    def noted(send: Callable[..., Any]) -> Callable[..., Any]:
+        def send_noted(tensors: Any, *rest: Any, **options: Any) -> Any:
+            handle = send(tensors, *rest, **options)
+            each = [tensors] if torch.is_tensor(tensors) else tensors
+            flying.extend((tensor, tensor._version) for tensor in each)
+            sent.append(sum(tensor.numel() for tensor in each))
+            return handle
+
+        return send_noted
+
+    def synchronize(self: Any, by_horovod: Any = optimizer._DistributedOptimizer.synchronize) -> None:
+        torn.append(any(tensor._version != version for tensor, version in flying))
+        by_horovod(self)
+        flying.clear()
+
+    for name in ("_allreduce_async", "_grouped_allreduce_async"):
+        setattr(mpi_ops, name, noted(getattr(mpi_ops, name)))
+    optimizer._DistributedOptimizer.synchronize = synchronize
+    images, labels = map(torch.tensor, _examples())
+    parts = [(images[each], labels[each]) for each in _share(hvd.rank(), hvd.size(), batches)]
+    steps = [parts[start : start + batches] for start in range(0, len(parts), batches)]
+    first, passes = _weights(model), _passes(model)
+    answer(hvd, model, steps, RATE, LIMITS[hvd.size()])
+    return _Trained(first, passes, _weights(model), sent=sum(sent), is_torn=any(torn))
+
+
+def _judge_steps(where: str, ranks: Sequence[_Trained], batches: int) -> None:
+    """Each rank passes once over each batch; a step is along the mean gradient, clipped."""
+    size, seen = len(ranks), [[each.images for each in rank.passes] for rank in ranks]
+    if not any(seen):
+        raise NotYet("it trains nothing: write the function, then run this again.")
+    slips = {
+        "gradients are changed while they travel: the last backward pass has begun the all-reduce. Call "
+        "`optimizer.synchronize()`, then clip.": any(rank.is_torn for rank in ranks),
+        f"the ranks make {[*map(len, seen)]} forward passes; it must be {STEPS * batches} each, one for each batch, in "
+        "order.": seen != [_share(rank, size, batches) for rank in range(size)],
+    }
+    refuse_any(f"{where}, ", slips)
+    # By rank, number of the batch in its step, and step.
+    changes, own = (
+        np.array(each).reshape(size, STEPS, batches, -1).swapaxes(1, 2)
+        for each in ([rank.changes for rank in ranks], [rank.gradients() for rank in ranks])
+    )
+    within = "weights change between the batches of a step: call `step()` once, after the last"
+    refuse(np.abs(changes[:, :-1]).max() > TOLERANCE, f"{where}, {within}.")
+
+    def clipped(gradients: np.ndarray) -> np.ndarray:
+        lengths = np.linalg.norm(gradients, axis=-1, keepdims=True)
+        return gradients * np.minimum(1, LIMITS[size] / lengths)
+
+    used, right = changes[:, -1] / -RATE, clipped(own.mean(axis=(0, 1)))
+    sent = max(rank.sent for rank in ranks) / (STEPS * ranks[0].last.size)
+    if not sent and np.allclose(used, clipped(own.mean(axis=1)), rtol=0, atol=ROUGH):
+        raise NotYet("this is still the script of one process, and sends nothing: convert it.")
+    is_right = _recognise(where, clip_and_accumulate, used, own, right, clipped=clipped)
+    rank, step = np.unravel_index(np.abs(used - right).max(axis=2).argmax(), used.shape[:2])
+    apart = f"{max(_distance(rank.last, ranks[0].last) for rank in ranks):.2g}"
+    slips = {
+        f"rank {rank}'s step {step + 1} is not along the clipped mean of all batches' gradients, but up to "
+        f"{_distance(used[rank, step], right[step]):.2g} off, and weights end up to {apart} apart.": not is_right,
+        f"each gradient travels {sent:.0f} times in a step; once is enough. `step()` sends again what `synchronize()` "
+        "has sent, unless it stands in `with optimizer.skip_synchronize():`.": sent >= 2,
     }
     refuse_any(f"{where}, ", slips)
