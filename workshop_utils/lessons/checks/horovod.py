@@ -19,6 +19,7 @@ from workshop_utils.lessons.checks import (
     refuse,
     refuse_any,
 )
+from workshop_utils.lessons.checks.open_question import measured, runs_of
 from workshop_utils.lessons.checks.processes import values_on_ranks
 from workshop_utils.lessons.without_horovod import HOW, call, has_horovod
 
@@ -27,6 +28,7 @@ STEPS = 4  # of clip_and_accumulate
 LIMITS = {2: 100.0, 3: 0.95}  # by ranks: no gradient is longer; those of the second and last step are
 TOLERANCE = 1e-4  # of weights, which float32 rounds; the mistakes are a hundred times as far off
 ROUGH = 2e-3  # of gradients, which fp16 may round
+CLOSE = 1.01  # between a scale that is finite and one that is not
 
 
 class _Pass(NamedTuple):
@@ -360,3 +362,16 @@ def _judge_steps(where: str, ranks: Sequence[_Trained], batches: int) -> None:
         "has sent, unless it stands in `with optimizer.skip_synchronize():`.": sent >= 2,
     }
     refuse_any(f"{where}, ", slips)
+
+
+@measured
+def largest_loss_scale(results: Any) -> float:
+    """The largest scale at which a mean of four ranks is finite; `results` are runs of `scaled`."""
+    runs = runs_of(results, "scaled", ranks=4)
+    means = [pair for run in runs for pair in zip(run.arguments["scales"], run.values[0], strict=True)]
+    finite = max((float(scale) for scale, mean in means if math.isfinite(mean)), default=0.0)
+    infinite = min((float(scale) for scale, mean in means if not math.isfinite(mean)), default=math.inf)
+    if not finite or infinite > CLOSE * finite:
+        found = f"`results` has finite means up to scale {finite:,g} and infinite ones from {infinite:,g} on"
+        raise NotYet(f"{found}: try scales between these, at most 1 % apart.")
+    return finite
