@@ -1,8 +1,8 @@
-"""Figures of lesson 05: fusion and cycle time, the timeline, Adasum, and an elastic run."""
+"""Figures of lesson 05: what ranks read, fusion and cycle time, the timeline, Adasum, and an elastic run."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -11,7 +11,6 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.patches import Patch
 
-from workshop_utils.parallel import adasum as parallel_adasum
 from workshop_utils.plots import style
 from workshop_utils.training import horovod_timeline
 from workshop_utils.training.horovod_timeline import TimelineSpan
@@ -27,42 +26,42 @@ PHASES = {
 SHORTEST_BAR = 0.004  # of a panel's width: a shorter one could not be seen
 
 
-def tuning(thresholds: Mapping[str, Repeats], cycles: Mapping[float, Repeats], tensors: int) -> Figure:
-    """How long a step's gradients take, by fusion threshold and by cycle time.
+def images_read(runs: Mapping[str, Sequence[Sequence[int]]], finding: str, detail: str) -> Figure:
+    """Numbers of the images that each rank reads in a step; a panel a run. A grey line ties what all ranks read."""
+    most = max(len(ranks) for ranks in runs.values())
+    figure, grid = style.panels(runs, 8.4, 0.95 + (0.3 * most + 0.5) * len(runs), below=True, sharex=True)
+    look: dict[str, Any] = {"marker": "|", "markersize": 13, "markeredgewidth": 2.2, "linestyle": "none"}
+    for axes, ranks in zip(grid, runs.values(), strict=True):
+        common = sorted(set.intersection(*map(set, ranks)))
+        axes.vlines(common, 0, len(ranks) - 1, color=style.COLOURS["wait"], linewidth=2)
+        for rank, images in enumerate(ranks):
+            axes.plot(images, [rank] * len(images), color=style.colour_of(f"rank {rank}"), **look)
+        style.rows(axes, [f"rank {rank}" for rank in range(len(ranks))], (len(ranks) - 0.4, -0.6))
+        axes.grid(visible=False)
+    grid[-1].set_xlabel("image's number in the data set")
+    return style.finish(figure, finding, detail)
 
-    Args:
-        thresholds: seconds of each repeat by threshold, as it was written.
-        cycles: seconds of each repeat by cycle time in seconds.
-        tensors: how many gradients there are.
+
+def tuning(seconds: Mapping[str, Repeats], cycles: Mapping[str, float], finding: str, detail: str) -> Figure:
+    """How long a step's gradients take, each repeat and their median and quartiles; a row for each setting.
+
+    Of the settings in `cycles` the cycle time is marked, in seconds.
     """
-    _, (left, right) = style.figure(11.0, 3.9, columns=2, sharey=True)
-    _repeats(left, list(thresholds), list(thresholds.values()))
-    _repeats(right, [f"{seconds * 1e3:g} ms" for seconds in cycles], list(cycles.values()))
-    for place, seconds in enumerate(cycles):
-        style.theory(right, [place - 0.3, place + 0.3], [seconds, seconds])
-    style.note(right, "one cycle", (len(cycles) - 0.7, max(cycles)), (4, -3), color=style.colour_of("theory"))
-    left.set(xlabel="fusion threshold", ylabel="time until all gradients are back", yscale="log")
-    right.set(xlabel="cycle time")
-    style.log_ticks(left.yaxis)
-    style.unit_axis(left.yaxis, "s")
-    medians = [float(np.median(each)) for each in thresholds.values()]
-    detail = f"{tensors} gradients; faint: each repeat; bold: median, quartiles"
-    style.headline(left, f"Without fusion: {medians[0] / medians[-1]:.2g} times as long", detail)
-    longest = max(cycles)
-    median = 1e3 * float(np.median(cycles[longest]))
-    finding = f"A cycle of {longest * 1e3:g} ms: {median:.0f} ms in the median"
-    return style.finish(right, finding, "the same gradients, with the largest buffer")
-
-
-def _repeats(axes: Axes, names: Sequence[str], samples: Sequence[Repeats]) -> None:
-    look: dict[str, Any] = {"color": style.colour_of("horovod"), "alpha": 0.25, "markeredgewidth": 0}
-    for place, seconds in enumerate(samples):
-        axes.plot(np.full(len(seconds), place), seconds, "o", markersize=4, **look)
-        axes.vlines(place, *np.quantile(seconds, [0.25, 0.75]), color=style.colour_of("horovod"), linewidth=3)
-    medians = [float(np.median(seconds)) for seconds in samples]
-    style.measured(axes, range(len(samples)), medians, colour="horovod", markersize=9)
-    axes.set_xticks(range(len(names)), names)
-    axes.set_xlim(-0.5, len(names) - 0.5)
+    _, axes = style.figure(8.4, 1.3 + 0.5 * len(seconds))
+    colour = style.colour_of("horovod")
+    for row, (name, repeats) in enumerate(seconds.items()):
+        look: dict[str, Any] = {"color": colour, "alpha": 0.25, "markeredgewidth": 0, "markersize": 4}
+        axes.plot(repeats, [row] * len(repeats), "o", **look)
+        axes.hlines(row, *np.quantile(repeats, [0.25, 0.75]), color=colour, linewidth=3)
+        style.measured(axes, [float(np.median(repeats))], [row], colour=colour, markersize=9)
+        if name in cycles:
+            style.theory(axes, [cycles[name]] * 2, [row - 0.35, row + 0.35])
+            style.note(axes, "one cycle", (cycles[name], row - 0.35), (0, 2), ha="center", color=style.QUIET)
+    axes.set(xlabel="time until all gradients are back", xscale="log")
+    style.log_ticks(axes.xaxis)
+    style.unit_axis(axes.xaxis, "s")
+    style.rows(axes, list(seconds), (len(seconds) - 0.5, -0.7))
+    return style.finish(axes, finding, detail)
 
 
 def gradient_timelines(recorded: Mapping[str, Sequence[TimelineSpan]]) -> Figure:
@@ -109,19 +108,20 @@ def _gradients(axes: Axes, spans: Sequence[TimelineSpan], shortest: float) -> No
     axes.tick_params(axis="y", labelsize=8)
 
 
-def adasum(table: pd.DataFrame) -> Figure:
-    """How long the combination of two gradients of lengths 1 and 2 is, by the angle between them.
+def adasum(table: pd.DataFrame, combine: Callable[[np.ndarray, np.ndarray], np.ndarray]) -> Figure:
+    """How long what `combine` makes of two gradients of lengths 1 and 2 is, by the angle between them.
 
     Args:
         table: a row an angle, with angle in degrees, and Horovod's adasum_x, adasum_y, mean_x and mean_y.
+        combine: Adasum.
     """
     _, axes = style.figure(7.2, 3.9)
     angles = np.linspace(0, np.pi, 91)
     first, seconds = np.array([1.0, 0.0]), 2 * np.stack([np.cos(angles), np.sin(angles)], axis=1)
     rules = {
-        "mean": ("theory", [(first + second) / 2 for second in seconds]),
-        "sum": ("send", [first + second for second in seconds]),
-        "Adasum": ("horovod", [parallel_adasum.combine(first, second) for second in seconds]),
+        "mean": ("theory", (first + seconds) / 2),
+        "sum": ("send", first + seconds),
+        "Adasum": ("horovod", [combine(first, second) for second in seconds]),
     }
     for name, (colour, combined) in rules.items():
         style.theory(axes, np.degrees(angles), np.linalg.norm(combined, axis=1), name, colour=colour)
