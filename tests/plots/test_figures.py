@@ -247,17 +247,14 @@ def test_the_title_of_an_interruption_counts_the_steps_that_were_repeated():
         assert title in figure.axes[0].get_title(loc="left")
 
 
-def test_titles_count_the_forms_that_are_one_with_the_reference():
-    distances = {"in-graph": [1e-7, 3e-7], "MirroredStrategy, fit": [2e-7, 2e-3], "JAX, shard_map": [0, 0]}
-    drawn = tensorflow.distances(distances, 1e-4, 1.5)
+def test_the_title_counts_the_predicted_forms_alone():
+    distances = {"in-graph": [1e-7, 3e-7], "MirroredStrategy, fit": [2e-7, 2e-3], "JAX, jit": [0, 0]}
+    drawn = tensorflow.distances(distances | {"Keras on JAX, fit": [0, 0]}, 1e-4, 1.5)
     assert "2 of 3 forms" in drawn.axes[0].get_title(loc="left")
-    images = np.array([0, 64, 128])
-    one = [[2.3, 1.0, 0.5], [2.3, 1.1, 0.6]]
-    curves = {
-        "one process, both batches": one,
-        "one process, each batch": [[2.3, 0.6, 0.3]] * 2,
-        "in-graph": [[2.3, 1.0, 0.5004], [2.3, 1.1, 0.6]],
-        "ParameterServerStrategy": [[2.3, 0.6, 0.3]] * 2,
-    }
-    drawn = tensorflow.test_losses(curves, dict.fromkeys(curves, images // 32), images)
-    assert drawn.get_suptitle().startswith("1 form lies on the line of one process, both batches")
+
+
+def test_a_slot_is_stolen_from_each_worker_that_a_mean_lacks():
+    stale, fresh = (1, 0, 0.1, False), [(update, 0, 0.1, True) for update in (1, 2, 3)]
+    eager = [(1, 0, 0.1, True), *fresh[:1], stale, *fresh[1:]]
+    drawn = tensorflow.means({"with": [[[stale, *fresh[1:]], eager]], "without": [[fresh, fresh]]}, updates=2)
+    assert drawn.get_suptitle().startswith("With: 2 gradients too late, 1 slot stolen; without: 0 and 0")

@@ -10,115 +10,98 @@ from matplotlib.figure import Figure
 
 from workshop_utils.plots import style
 
-# Each form has one colour and one marker throughout. Equal points lie on each other: synchronous forms are discs, the
-# larger ones below the smaller.
+# The forms of the prediction, and what the lesson runs beside them.
 FORMS = {
-    "in-graph": ("#332288", "o", 18),
-    "between-graph, synchronous": ("#44AA99", "o", 14),
-    "MirroredStrategy, fit": ("#AA4499", "o", 10.5),
-    "MultiWorkerMirroredStrategy": ("multi_worker_mirrored", "o", 7),
-    "JAX, shard_map": ("#88CCEE", "o", 3.5),
-    "between-graph, asynchronous": ("#CC6677", "P", 10),
-    "ParameterServerStrategy": ("parameter_server", "X", 6),
+    "MirroredStrategy, fit": ("#AA4499", "o"),
+    "MultiWorkerMirroredStrategy": ("multi_worker_mirrored", "o"),
+    "JAX, jit": ("#88CCEE", "o"),
+    "in-graph": ("#332288", "o"),
+    "SyncReplicas, as shipped": ("#DDAA33", "D"),
+    "asynchronous": ("#CC6677", "P"),
+    "ParameterServerStrategy": ("parameter_server", "X"),
 }
-SAME = 1e-3  # nats
+BESIDE = {"SyncReplicas, no initial tokens": ("#DDAA33", "D"), "Keras on JAX, fit": ("#88CCEE", "o")}
+Step = tuple[int, int, float, bool]  # of a worker: see `means`
 
 
 def distances(distances: Mapping[str, Sequence[float]], tolerance: float, other_seed: float) -> Figure:
-    """How far each form's weights end from those of one process, a point for each seed."""
-    _, axes = style.figure(8.2, 3.4)
-    ordered = [form for form in FORMS if form in distances]
-    for row, form in enumerate(ordered):
-        colour, marker, _ = FORMS[form]
-        style.measured(
-            axes,
-            distances[form],
-            row + np.linspace(-0.2, 0.2, len(distances[form])),
-            colour=colour,
-            marker=marker,
-            markersize=5,
-        )
+    """How far each form's weights end from those of one process, a point for each seed; rings: not predicted."""
+    _, axes = style.figure(8.2, 3.8)
+    forms = [form for form in FORMS if form in distances]
+    beside = [form for form in BESIDE if form in distances]
+    places = [*range(len(forms)), *(len(forms) + 0.6 + row for row in range(len(beside)))]
+    for form, row in zip([*forms, *beside], places, strict=True):
+        colour, marker = (FORMS | BESIDE)[form]
+        seeds = row + np.linspace(-0.2, 0.2, len(distances[form]))
+        look: dict[str, Any] = {"colour": colour, "marker": marker, "markersize": 5, "hollow": form in BESIDE}
+        style.measured(axes, distances[form], seeds, **look)
     style.mark(axes, tolerance, "tolerance")
     style.mark(axes, other_seed, "two seeds")
-    style.rows(axes, ordered, (len(ordered) - 0.5, -1.2))
+    style.rows(axes, [*forms, *beside], (places[-1] + 0.5, -1.2), places)
+    if beside:
+        axes.axhline(len(forms) - 0.2, color=style.FAINT)
     highest = max(other_seed, *map(max, distances.values()))
     axes.set(xscale="log", xlim=(2e-8, 6 * highest), xlabel="largest difference of a weight from one process")
-    same = sum(max(each) < tolerance for each in distances.values())
-    finding = f"{same} of {len(ordered)} forms compute the weights of one process"
-    seeds = max(map(len, distances.values()))
-    detail = f"after the last epoch; {seeds} seeds a row; asynchronous: from one process, each batch"
+    same = sum(max(distances[form]) < tolerance for form in forms)
+    finding = f"{same} of {len(forms)} forms compute the weights of one process"
+    detail = f"{max(map(len, distances.values()))} seeds a row; rings: run beside the {len(forms)}"
     return style.finish(axes, finding, detail)
 
 
-def test_losses(
-    curves: Mapping[str, Sequence[Sequence[float]]], updates: Mapping[str, np.ndarray], images: np.ndarray
-) -> Figure:
-    """Test loss against updates, and against images: `curves` are by form and seed, after every epoch.
+def means(runs: Mapping[str, Sequence[Sequence[Sequence[Step]]]], updates: int = 10) -> Figure:
+    """Whose gradients made the first `updates`: numbered tiles in a worker's colour, and below them what came too late.
 
-    Names that begin with "one process" are references, drawn as lines.
+    `runs` are, by name and seed, the steps of every worker. Of a step: the update for which its gradient was computed,
+    its staleness, when it ended, and whether the gradient was in the update's mean.
     """
-    figure, panels = style.figure(10.6, 4.0, columns=2, sharey=True)
-    references = [name for name in curves if name.startswith("one process")]
-    means = {name: np.mean(curve, axis=0)[1:] for name, curve in curves.items()}
-    for axes, x_of in zip(panels, (updates.__getitem__, lambda _: images), strict=True):
-        for name, colour, dashes in zip(references, ("one process", "theory"), style.DASHES, strict=False):
-            style.theory(axes, x_of(name)[1:], means[name], f"_{name}", colour=colour, linestyle=dashes)
-            low, high = (pick(curves[name], axis=0)[1:] for pick in (np.min, np.max))
-            shade: dict[str, Any] = {"color": style.colour_of(colour), "alpha": 0.12, "linewidth": 0}
-            axes.fill_between(x_of(name)[1:], low, high, **shade)
-        for form in (form for form in FORMS if form in curves):
-            colour, marker, size = FORMS[form]
-            low, high = (abs(pick(curves[form], axis=0)[1:] - means[form]) for pick in (np.min, np.max))
-            bars: dict[str, Any] = {"linestyle": "none", "color": style.colour_of(colour), "elinewidth": 1}
-            axes.errorbar(x_of(form)[1:], means[form], (low, high), **bars)
-            look: dict[str, Any] = {"colour": colour, "marker": marker, "markersize": size}
-            style.measured(axes, x_of(form)[1:], means[form], f"_{form}", **look)
-    lowest = 0.8 * float(np.min([np.min(curve) for curve in curves.values()]))
-    panels[0].set(xlabel="updates", ylabel="test loss (nats)", yscale="log", ylim=(lowest, None))
-    panels[1].set(xlabel="images seen by all workers together")
-    for axes in panels:
-        style.plain_ticks(axes.yaxis, [tick for tick in (0.1, 0.2, 0.3, 0.5, 1, 2) if tick > lowest])
-    lines = [line for line in panels[1].get_lines() if str(line.get_label())[1:] in curves]
-    names = [str(line.get_label())[1:] for line in lines]
-    panels[1].legend(lines, names, loc="center left", bbox_to_anchor=(1.0, 0.5))
-    whole = references[0]
-    alike = [
-        form
-        for form in FORMS
-        if form in curves and np.max(np.abs(np.subtract(curves[form], curves[whole]))) < SAME
-    ]
-    forms = "form lies" if len(alike) == 1 else "forms lie"
-    finding = f"{len(alike)} {forms} on the line of {whole}, to {SAME:g} nats"
-    detail = (
-        f"each epoch, means of {len(curves[whole])} seeds; bars (below discs) and bands: smallest to largest"
-    )
+    names = [(name, seed) for name, seeds in runs.items() for seed in range(len(seeds))]
+    figure, axes = style.figure(9.2, 0.8 + 0.72 * len(names))
+    counts = {name: [0, 0] for name in runs}
+    for row, (name, seed) in enumerate(names):
+        workers, count = runs[name][seed], counts[name]
+        made: dict[
+            int, list[tuple[bool, int, int]]
+        ] = {}  # for an update: those too late, workers, numbers of steps
+        for worker, steps in enumerate(workers):
+            for number, (update, *_, used) in enumerate(steps, 1):
+                made.setdefault(update, []).append((not used, worker, number))
+        for update, tiles in made.items():
+            came_in = {worker for late, worker, _ in tiles if not late}
+            if came_in:  # there was such an update
+                count[0] += sum(late for late, *_ in tiles)
+                count[1] += len(workers) - len(came_in)
+            for place, (late, worker, number) in enumerate(sorted(tiles) if update <= updates else ()):
+                fill, low = "white" if late else f"worker {worker}", row - 0.4 + 0.2 * place + 0.04 * late
+                look = {"color": style.colour_of(fill), "edgecolor": style.colour_of(f"worker {worker}")}
+                axes.bar(update, 0.18, 0.86, low, **look)
+                style.inside(axes, update, low + 0.09, str(number), fill, fontsize=7.5)
+    style.rows(axes, [f"{name}, seed {seed}" for name, seed in names], (len(names) - 0.5, -0.6))
+    for worker in range(len(workers)):
+        colour, middle = f"worker {worker}", row - 0.31 + 0.2 * worker
+        axes.bar(updates + 1.3, 0.18, 1.2, middle - 0.09, color=style.colour_of(colour))
+        style.inside(axes, updates + 1.3, middle, colour, colour, fontsize=7.5)
+    axes.grid(visible=False)
+    axes.set(xlim=(0.4, updates + 2), xticks=range(1, updates + 1), xlabel="update")
+    (first, (lost, stolen)), *others = counts.items()
+    words = f"{first[:1].upper()}{first[1:]}: {lost} gradients too late, {stolen} slot{'s' * (stolen != 1)} stolen"
+    finding = "; ".join([words, *(f"{name}: {each} and {other}" for name, (each, other) in others)])
+    detail = "tiles: a worker's steps, by number; filled: in the mean of this update; hollow: thrown away"
     return style.finish(figure, finding, detail)
 
 
 def progress(seconds: Mapping[str, Sequence[Sequence[float]]], late_seconds: float) -> Figure:
-    """How many steps each worker has made, by panel; worker 1 sleeps before each step."""
+    """How many steps each worker has made, by panel; worker 1's gradients take `late_seconds`."""
     figure, panels = style.panels(seconds, 9.6, 3.3, sharex=True, sharey=True)
+    rates = []
     for axes, workers in zip(panels, seconds.values(), strict=True):
         for index, own in reversed(list(enumerate(workers))):
-            look: dict[str, Any] = {
-                "colour": f"worker {index}",
-                "marker": style.MARKERS[index],
-                "markersize": (4, 8)[index],
-            }
+            look: dict[str, Any] = {"marker": style.MARKERS[index], "markersize": (4, 8)[index]}
             label = f"worker {index}" + ", late" * index
-            style.measured(axes, own, np.arange(1, len(own) + 1), label, **look)
-        count = np.arange(1, len(workers[1]) + 1)
-        style.theory(axes, count * late_seconds, count, "_sleeps alone")
-        high = len(count) * 4 // 5  # there worker 0 has gone by
-        style.note(axes, "sleeps alone", (late_seconds * high, high), (-8, 4), ha="right", color=style.QUIET)
+            style.measured(axes, own, np.arange(1, len(own) + 1), label, colour=f"worker {index}", **look)
+        rates.append((len(workers[0]) - 1) / (workers[0][-1] - workers[0][0]))
         axes.set_xlabel("seconds")
         axes.margins(x=0.3)
-        axes.set(xlim=(0, None), ylim=(0, 1.15 * len(workers[0])))  # the names of the ends need the height
-    panels[0].set_ylabel("steps of a worker")
-    ends = [workers[0][-1] for workers in seconds.values()]
-    finding = (
-        f"With a late worker, worker 0 ends at {ends[0]:.2g} s if synchronous, at {ends[1]:.2g} s if not"
-    )
-    return style.finish(
-        figure, finding, f"worker 1 sleeps {late_seconds * 1000:g} ms before each step; one run each"
-    )
+    panels[0].set(ylabel="steps of a worker", xlim=(0, None), ylim=(0, None))
+    finding = "Beside a late worker, worker 0 makes {:.0f} steps a second if synchronous, {:.0f} if not"
+    detail = f"a gradient of worker 1 takes {late_seconds * 1000:g} ms; one run each"
+    return style.finish(figure, finding.format(*rates), detail)
