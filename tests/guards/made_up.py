@@ -120,3 +120,14 @@ def means(scales, limit=16_376, program="scaled", ranks=4):
     value = [scale if scale <= limit else float("inf") for scale in scales]
     each = tuple(RankResult(rank, (), value, None, 8, 0.1) for rank in range(ranks))
     return Results(each, None, True, 1.0, program=program, arguments={"scales": scales})
+
+
+def stale(
+    age, program="between_graph", workers=4, steps=20, synchronous=False, seconds=(0.04, 0.04, 0.04, 0.16)
+):
+    """A run of lesson 06's `between_graph`, whose gradients are all of one `age`."""
+    log = [(number, age, 0.1 * number, True) for number in range(1, steps + 1)]
+    ranks = [None, *[([], [], [log]) for _ in range(workers)]]
+    asked = {"synchronous": synchronous, "compute_seconds": seconds}
+    each = tuple(RankResult(rank, (), value, 0, 0.0, 5.0) for rank, value in enumerate(ranks))
+    return Results(each, None, True, 5.0, program=program, arguments=asked)

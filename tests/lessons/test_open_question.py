@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from workshop_utils.comm.halving_doubling import halving_doubling_all_reduce
-from workshop_utils.lessons.checks import Wrong, pytorch, refuse, ring
+from workshop_utils.lessons.checks import Wrong, pytorch, refuse, ring, tensorflow
 from workshop_utils.lessons.checks.open_question import OpenQuestion, Simulated, runs_of
 from workshop_utils.network import Network
 from workshop_utils.ranks.results import RankResult, Results
@@ -215,3 +215,15 @@ def test_full_speed_is_refused_where_links_can_be_slow(monkeypatch):
     monkeypatch.setattr(pytorch, "availability", lambda: "root")
     verdict = pytorch.no_sync_gain(2, run(1, 2, 3, program="ddp_steps"), WHY)
     assert "a run at full speed; it must be at 100Mbit" in verdict.text
+
+
+def test_staleness_is_that_of_the_slowest_worker_after_its_first_step():
+    def steps(first, *ages):
+        return [], [], [[(number, age, 0.1, True) for number, age in enumerate((first, *ages), 1)]]
+
+    asked = {"program": "between_graph", "synchronous": False, "compute_seconds": [0.04, 0.16, 0.04, 0.04]}
+    fast = steps(*[2] * 20)
+    verdict = tensorflow.slow_staleness(
+        12, run(None, fast, steps(40, *[10, 11] * 4), fast, fast, **asked), WHY
+    )
+    assert "predicted 12 updates and measured 10.5" in verdict.text

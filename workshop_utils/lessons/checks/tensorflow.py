@@ -23,17 +23,34 @@ from workshop_utils.lessons.checks import (
     refuse_any,
     result_of,
 )
-from workshop_utils.lessons.checks.open_question import question
+from workshop_utils.lessons.checks.open_question import measured, runs_of
 from workshop_utils.lessons.checks.processes import values_on_ranks
-
-mean_staleness = question(__name__, "mean_staleness")
 
 Parts = list[list[int]]
 Cut = Callable[[list[int], Any], Parts]
 Case = tuple[list[int], Any]
 
+SECONDS = [0.04, 0.04, 0.04, 0.16]  # that a gradient takes, by worker, in the open question
 _PARTS = ((4, 4), (8, 3), (6, 6, 1), (12,))  # of a global batch, by replica
 _SHAPES = ((64, 3), (3,), (3, 10), (10,))  # of the weights
+
+
+@measured
+def slow_staleness(results: Any) -> float:
+    """How many updates came between the slowest worker's reads and its pushes, on average.
+
+    `results` are runs of `between_graph` on a server and four workers; of a step, the staleness is in second place. A
+    worker's first step, which prepares its graph, does not count.
+    """
+    ages: list[float] = []
+    for run in runs_of(results, "between_graph", ranks=5):
+        refuse(run.arguments["synchronous"], "`results` has a synchronous run: there no gradient is stale.")
+        seconds = [float(each) for each in run.arguments.get("compute_seconds", ())]
+        refuse(sorted(seconds) != SECONDS, f"`compute_seconds` is {seconds}; it must be {SECONDS}.")
+        for steps in run.values[1 + seconds.index(SECONDS[-1])][2]:
+            ages += [age for _, age, *_ in steps[1:]]
+    refuse(len(ages) < 8, f"`results` has {number_of(len(ages), 'slow step')} that count; make 200 updates.")
+    return float(np.mean(ages))
 
 
 @exercise
