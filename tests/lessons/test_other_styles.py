@@ -1,11 +1,11 @@
-"""Checks of lessons 05 and 07 take right answers that are not written as the solutions are."""
+"""Checks of lessons 05 to 07 take right answers that are not written as the solutions are."""
 
 import pytest
 import torch
 from torch.nn.functional import pad
 from torch.utils.checkpoint import checkpoint
 
-from workshop_utils.lessons.checks import horovod, pytorch
+from workshop_utils.lessons.checks import horovod, pytorch, tensorflow
 
 pytestmark = pytest.mark.processes
 
@@ -163,3 +163,9 @@ def of_the_mean_by_hand(hvd, model, steps, rate, limit):
 def test_gradients_may_be_averaged_and_clipped_in_any_way(answer):
     verdict = horovod.clip_and_accumulate(answer)
     assert verdict.state == "right", verdict
+
+
+def test_specs_may_be_tuples_and_name_dimensions_that_are_not_cut():
+    specs = {"w1": (None, ("model",)), "b1": ["model"], "w2": ("model", None), "b2": None}
+    specs |= {"batch": (("data",), None), "hidden": ("data", "model")}
+    assert tensorflow.shardings(specs).state == "right"

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import importlib
+import os
+import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from itertools import zip_longest
 from typing import Any
@@ -27,7 +29,7 @@ from workshop_utils.lessons.checks.open_question import measured, runs_of
 from workshop_utils.lessons.checks.processes import values_on_ranks
 
 Parts = list[list[int]]
-Cut = Callable[[list[int], Any], Parts]
+Cutter = Callable[[list[int], Any], Parts]
 Case = tuple[list[int], Any]
 
 SECONDS = [0.04, 0.04, 0.04, 0.16]  # that a gradient takes, by worker, in the open question
@@ -160,95 +162,77 @@ def _summed(values: list[np.ndarray], images: np.ndarray, labels: np.ndarray) ->
     return np.concatenate([each.ravel() for each in gradients])
 
 
-_SETTINGS = ((1, 3), (2, 5), (3, 4), (3, 7))  # parameter servers and variables
-_VARIABLES = (
-    "kernel",
-    "bias",
-    "scale",
-    "table",
-    "Variable",
-    "gain",
-    "shift",
-)  # no numbers, which tell a task
-
-
-def _worker(servers: int) -> str:
-    return f"/job:worker/task:{servers % 2}"
+# Of each array, by dimension, the axes over which it is cut: the hidden layer by columns, then by rows.
+_SPECS = {"w1": ",model", "b1": "model", "w2": "model", "b2": "", "batch": "data", "hidden": "data,model"}
+_ALL_REDUCED = {f"all-reduce of f32[{shape}]" for shape in ("32,10", "16,64", "16", "10,16", "10")}
+Cut = list[tuple[str, ...]]
 
 
 @exercise
-def device_setter(answer: Callable[[int, str], Callable[[Any], str]]) -> str:
-    """`answer(servers, worker)` is a function from an operation to a device, as `replica_device_setter` makes."""
-    graphs = _on_a_rank("in a graph", _placements, answer=answer, settings=_SETTINGS)
-    if not any(place for given, *_ in graphs for place in given.values()):
-        raise NotYet("your function gave nothing: write it, then run this again.")
-    for (servers, variables), (given, again, right) in zip(_SETTINGS, graphs, strict=True):
-        case = f"with {number_of(servers, 'server')} and {variables} variables, "
-        order = [name for name in right if name.startswith("variable")]
-        places = {given[name] for name in order}
-        slips: dict[str, object] = {
-            "all variables are on the worker: they belong on servers, `/job:ps`.": places
-            == {_worker(servers)},
-            f"all variables are on {min(places)}: deal them out in turn, from task 0 on.": servers
-            > len(places)
-            == 1,
-        }
-        for name, device in right.items():
-            what = name if name in order else f"the operation `{name}`, which makes no variable,"
-            says = f"{what} is on {given[name] or 'no device'}; it must be on {device}."
-            slips[says] = given[name] != device
-        slips["two of your functions share what they remember: let each begin with task 0."] = again != right
-        refuse_any(case, slips)
-    return "variables are dealt out to the servers in turn, as `replica_device_setter` does; a worker has the rest."
+def shardings(answer: Mapping[str, Any]) -> str:
+    """`answer` has for each of `_SPECS` a PartitionSpec, or a tuple like one, on a mesh of 2 × 2 devices."""
+    names = [*answer] if isinstance(answer, Mapping) else []
+    refuse(sorted(names) != sorted(_SPECS), f"give a dictionary with a spec for each of {listed(_SPECS)}.")
+    if missing := [name for name in names if answer[name] is ...]:
+        raise NotYet(f"put a spec in place of the dots for {listed(missing)}, then run this again.")
+    cuts = {name: _cut_by(name, answer[name]) for name in _SPECS}
+    (added,) = values_on_ranks("on four devices", 1, _added, {"cuts": cuts})
+    costs = f" The compiler adds {listed(added)}." if added else ""
+    for name, right in _SPECS.items():
+        given = ",".join("+".join(axes) for axes in cuts[name])
+        for sentence, is_made in mistakes(__name__, "shardings").items():
+            refuse(given != right and is_made(name, given), f"`{name}` {sentence}{costs}")
+    return (
+        "a device has half of the hidden layer and half of the batch, and a step has two all-reduces alone: of the "
+        "scores over `model`, and of the gradients over `data`. It computes the weights of one process."
+    )
 
 
-def _placements(
-    _: object, framework: str, answer: Callable[..., Any], settings: Sequence[tuple[int, int]]
-) -> Any:
-    """By name the devices of a graph's operations: by two functions of the `answer`, and by TensorFlow's own."""
-    tf = importlib.import_module(framework)
+def _cut_by(name: str, spec: Any) -> Cut:
+    """The axes of each dimension in `spec`, without the last ones that have none."""
+    entries: Any = None if isinstance(spec, str) else () if spec is None else spec
+    try:
+        cut = [() if each is None else (each,) if isinstance(each, str) else (*each,) for each in entries[:]]
+    except TypeError:
+        raise Wrong(f"`{name}` is {spec!r}, which is no spec: write jax.P(…).") from None
+    while cut and not cut[-1]:
+        cut.pop()
+    return cut
 
-    v1 = tf.compat.v1
 
-    def place_all(setter: Any, variables: int) -> dict[str, str]:
-        names = [f"variable {index}" for index in range(variables)]
-        with tf.Graph().as_default() as graph, v1.device(setter):
-            images = v1.placeholder(tf.float32, (None, 4), name="images")
-            images += tf.constant(1.0, name="one")
-            for name in _VARIABLES[:variables]:
-                weight = v1.Variable(np.ones((4, 4), np.float32), name=name, use_resource=True)
-                images = tf.nn.relu(tf.matmul(images, weight))
-            tf.reduce_mean(images)
-        # Reading and initialising a variable happens beside it, whatever the function says.
-        every = graph.get_operations()
-        placed = [each for each in every if each.type == "VarHandleOp"]
-        placed += [
-            each
-            for each in every
-            if each.name.partition("/")[0] not in _VARIABLES and "ReadV" not in each.type
-        ]
-        names += [each.name for each in placed[variables:]]
-        specs = [tf.DeviceSpec.from_string(each.device) for each in placed]
-        places = ["" if spec.job is None else f"/job:{spec.job}/task:{spec.task}" for spec in specs]
-        return dict(zip(names, places, strict=True))
+def _added(_: object, cuts: Mapping[str, Cut]) -> list[str]:
+    """The collectives that a compiled step has, and the right one has not."""
+    import jax
 
-    graphs = []
-    for servers, variables in settings:
-        worker = _worker(servers)
-        own = v1.train.replica_device_setter(ps_tasks=servers, worker_device=worker)
-        with _errors_in_a_sentence():
-            setters = [result_of(answer, servers, worker) for _ in range(2)]
-            module = str(getattr(setters[0], "__module__", ""))
-            slips = {
-                "return a function, which takes an operation and returns its device.": not callable(
-                    setters[0]
-                ),
-                "that function is TensorFlow's own: write yours.": module.startswith("tensorflow"),
-            }
-            refuse_any("", slips)
-            given, again = (place_all(lambda op, own=each: own(op) or "", variables) for each in setters)
-        graphs.append((given, again, place_all(own, variables)))
-    return graphs
+    os.environ["PJRT_NPROC"] = "32"  # threads: with few, devices may wait for each other for ever
+    jax.config.update("jax_platforms", "cpu")
+    jax.config.update("jax_num_cpu_devices", 4)
+    jax.set_mesh(jax.make_mesh((2, 2), ("data", "model"), (jax.sharding.AxisType.Auto,) * 2))
+    *of_weights, batch, hidden = (jax.P(*(axes or None for axes in cuts[name])) for name in _SPECS)
+    random = np.random.default_rng(6)
+    values = [random.normal(0, 0.5, shape).astype(np.float32) for shape in ((64, 32), 32, (32, 10), 10)]
+    images, labels = random.random((64, 64)).astype(np.float32), random.integers(0, 10, 64)
+
+    def loss(weights: Any, images: Any, labels: Any) -> Any:
+        w1, b1, w2, b2 = weights
+        units = jax.lax.with_sharding_constraint(jax.nn.relu(images @ w1 + b1), hidden)
+        return -(jax.nn.one_hot(labels, 10) * jax.nn.log_softmax(units @ w2 + b2)).sum(axis=1).mean()
+
+    def update(weights: Any, *batch: Any) -> Any:
+        return jax.tree.map(jax.numpy.subtract, weights, jax.grad(loss)(weights, *batch))
+
+    with _errors_in_a_sentence():
+        step = jax.jit(update, in_shardings=(of_weights, batch, batch), out_shardings=of_weights)
+        program = step.lower(values, images, labels).compile().as_text()
+        moved = np.concatenate(
+            [(old - new).ravel() for old, new in zip(values, step(values, images, labels), strict=True)]
+        )
+    wrong = not np.allclose(moved, _summed(values, images, labels) / 64, rtol=1e-3, atol=1e-5)
+    refuse(wrong, "a step does not compute the weights of one process.")
+    kinds = "all-reduce|all-gather|reduce-scatter|all-to-all|collective-permute"
+    every = re.findall(rf"= (.+) ({kinds})(?:-start)?\(", program)
+    found = {f"{kind} of {array}" for arrays, kind in every for array in re.findall(r"\w+\[[\d,]+\]", arrays)}
+    return sorted(found - _ALL_REDUCED)
 
 
 def cut(items: Iterable[int], nbytes: Callable[[int], int], is_full: Callable[[int, int], bool]) -> Parts:
@@ -261,7 +245,7 @@ def cut(items: Iterable[int], nbytes: Callable[[int], int], is_full: Callable[[i
     return parts
 
 
-def all_parts(answer: Cut, cases: Sequence[Case], mistakes: Mapping[str, Cut]) -> list[Parts]:
+def all_parts(answer: Cutter, cases: Sequence[Case], mistakes: Mapping[str, Cutter]) -> list[Parts]:
     """What `answer` gives in each of `cases`.
 
     Raises:
@@ -315,7 +299,7 @@ _CASES = (
 
 
 @exercise
-def packs(answer: Cut) -> str:
+def packs(answer: Cutter) -> str:
     """`answer(sizes, bytes_per_pack)` is `tensorflow_packs(sizes, bytes_per_pack)`."""
     others = mistakes(__name__, "packs", cut=cut, packs=tensorflow_packs)
     given = all_parts(answer, [(sizes, hint) for sizes, hint, _ in _CASES], others)
