@@ -20,12 +20,16 @@ FORMS = {
     "asynchronous": ("#CC6677", "P"),
     "ParameterServerStrategy": ("parameter_server", "X"),
 }
-BESIDE = {"SyncReplicas, no initial tokens": ("#DDAA33", "D"), "Keras on JAX, fit": ("#88CCEE", "o")}
+BESIDE = {
+    "SyncReplicas, no initial tokens": ("#DDAA33", "D"),
+    "JAX, jit, weights cut": ("#88CCEE", "o"),
+    "Keras on JAX, fit": ("#88CCEE", "o"),
+}
 Step = tuple[int, int, float, bool]  # of a worker: see `means`
 
 
 def distances(distances: Mapping[str, Sequence[float]], tolerance: float, other_seed: float) -> Figure:
-    """How far each form's weights end from those of one process, a point for each seed; rings: not predicted."""
+    """How far each form's weights end from those of one process, a point for each seed; hollow: not predicted."""
     _, axes = style.figure(8.2, 3.8)
     forms = [form for form in FORMS if form in distances]
     beside = [form for form in BESIDE if form in distances]
@@ -44,7 +48,7 @@ def distances(distances: Mapping[str, Sequence[float]], tolerance: float, other_
     axes.set(xscale="log", xlim=(2e-8, 6 * highest), xlabel="largest difference of a weight from one process")
     same = sum(max(distances[form]) < tolerance for form in forms)
     finding = f"{same} of {len(forms)} forms compute the weights of one process"
-    detail = f"{max(map(len, distances.values()))} seeds a row; rings: run beside the {len(forms)}"
+    detail = f"{max(map(len, distances.values()))} seeds a row; hollow: run beside the {len(forms)}"
     return style.finish(axes, finding, detail)
 
 
