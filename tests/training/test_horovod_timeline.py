@@ -5,7 +5,7 @@ import json
 import pytest
 
 from workshop_utils.training import horovod_timeline
-from workshop_utils.training.horovod_timeline import TimelineError, TimelineSpan
+from workshop_utils.training.horovod_timeline import TimelineSpan
 
 
 def named(pid, name):
@@ -83,5 +83,5 @@ def test_what_was_under_way_when_recording_began_or_ended_is_left_out(written):
 def test_a_file_that_is_no_timeline_is_named(text, tmp_path):
     path = tmp_path / "other.json"
     path.write_text(text)
-    with pytest.raises(TimelineError, match=r"other\.json is not a timeline of Horovod"):
+    with pytest.raises(ValueError, match=r"other\.json is not a timeline of Horovod"):
         horovod_timeline.read_timeline(path)

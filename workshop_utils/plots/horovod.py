@@ -30,12 +30,12 @@ def images_read(runs: Mapping[str, Sequence[Sequence[int]]], finding: str, detai
     """Numbers of the images that each rank reads in a step; a panel a run. A grey line ties what all ranks read."""
     most = max(len(ranks) for ranks in runs.values())
     figure, grid = style.panels(runs, 8.4, 0.95 + (0.3 * most + 0.5) * len(runs), below=True, sharex=True)
-    look: dict[str, Any] = {"marker": "|", "markersize": 13, "markeredgewidth": 2.2, "linestyle": "none"}
     for axes, ranks in zip(grid, runs.values(), strict=True):
         common = sorted(set.intersection(*map(set, ranks)))
         axes.vlines(common, 0, len(ranks) - 1, color=style.COLOURS["wait"], linewidth=2)
         for rank, images in enumerate(ranks):
-            axes.plot(images, [rank] * len(images), color=style.colour_of(f"rank {rank}"), **look)
+            colour = style.colour_of(f"rank {rank}")
+            axes.plot(images, [rank] * len(images), "|", color=colour, markersize=13, mew=2.2)
         style.rows(axes, [f"rank {rank}" for rank in range(len(ranks))], (len(ranks) - 0.4, -0.6))
         axes.grid(visible=False)
     grid[-1].set_xlabel("image's number in the data set")
@@ -50,8 +50,7 @@ def tuning(seconds: Mapping[str, Repeats], cycles: Mapping[str, float], finding:
     _, axes = style.figure(8.4, 1.3 + 0.5 * len(seconds))
     colour = style.colour_of("horovod")
     for row, (name, repeats) in enumerate(seconds.items()):
-        look: dict[str, Any] = {"color": colour, "alpha": 0.25, "markeredgewidth": 0, "markersize": 4}
-        axes.plot(repeats, [row] * len(repeats), "o", **look)
+        axes.plot(repeats, [row] * len(repeats), "o", color=colour, alpha=0.25, mew=0, markersize=4)
         axes.hlines(row, *np.quantile(repeats, [0.25, 0.75]), color=colour, linewidth=3)
         style.measured(axes, [float(np.median(repeats))], [row], colour=colour, markersize=9)
         if name in cycles:
@@ -72,8 +71,7 @@ def gradient_timelines(recorded: Mapping[str, Sequence[TimelineSpan]]) -> Figure
     shown = {name: _fastest(horovod_timeline.steps(spans)) for name, spans in recorded.items()}
     tensors = max(len({span.tensor for span in spans}) for spans in shown.values())
     messages = {name: len(horovod_timeline.messages(spans)) for name, spans in shown.items()}
-    counts = {name: f"{count} message{'s' * (count > 1)}" for name, count in messages.items()}
-    titles = [f"{name}, {tensors} gradients" for name in counts]
+    titles = [f"{name}, {tensors} gradients" for name in shown]
     figure, grid = style.panels(
         titles, 9.6, 1.0 + len(shown) * (0.75 + 0.16 * tensors), below=True, sharex=True
     )
@@ -84,7 +82,7 @@ def gradient_timelines(recorded: Mapping[str, Sequence[TimelineSpan]]) -> Figure
     handles = [Patch(color=colour, label=name) for name, colour in dict(PHASES.values()).items()]
     figure.legend(handles=handles, loc="outside lower left", ncols=len(handles), fontsize=9)
     detail = "a row: a gradient; the shortest recorded step of each run, on one scale"
-    finding = ", ".join(f"{name}: {count}" for name, count in counts.items())
+    finding = ", ".join(f"{name}: {count} message{'s' * (count > 1)}" for name, count in messages.items())
     return style.finish(figure, finding[0].upper() + finding[1:], detail)
 
 
@@ -98,11 +96,9 @@ def _fastest(steps: Sequence[list[TimelineSpan]]) -> list[TimelineSpan]:
 
 def _gradients(axes: Axes, spans: Sequence[TimelineSpan], shortest: float) -> None:
     rows = {tensor: number for number, tensor in enumerate(dict.fromkeys(span.tensor for span in spans))}
-    first = spans[0].start
     for span in spans:
-        length = max(span.seconds * 1e3, shortest)
-        colour = PHASES[span.activity][1]
-        axes.barh(rows[span.tensor], length, 0.72, (span.start - first) * 1e3, color=colour)
+        start, length = (span.start - spans[0].start) * 1e3, max(span.seconds * 1e3, shortest)
+        axes.barh(rows[span.tensor], length, 0.72, start, color=PHASES[span.activity][1])
     names = [tensor.removeprefix("allreduce.") for tensor in rows]
     style.rows(axes, names, (len(rows) - 0.4, -0.6))
     axes.tick_params(axis="y", labelsize=8)
@@ -125,9 +121,9 @@ def adasum(table: pd.DataFrame, combine: Callable[[np.ndarray, np.ndarray], np.n
     }
     for name, (colour, combined) in rules.items():
         style.theory(axes, np.degrees(angles), np.linalg.norm(combined, axis=1), name, colour=colour)
-    for name, colour in (("mean", "theory"), ("adasum", "horovod")):
-        lengths = np.hypot(table[f"{name}_x"], table[f"{name}_y"])
-        style.measured(axes, table["angle"].to_numpy(), lengths, colour=colour)
+        if name != "sum":
+            lengths = np.hypot(table[f"{name.lower()}_x"], table[f"{name.lower()}_y"])
+            style.measured(axes, table["angle"].to_numpy(), lengths, colour=colour)
     style.plain_ticks(axes.xaxis, range(0, 181, 30))
     axes.set(xlabel="angle between the gradients (degrees)", ylabel="length of the result", ylim=(0, None))
     finding = "Adasum: the mean where gradients are parallel, the sum at 90°"
@@ -146,7 +142,7 @@ def elastic(metrics: pd.DataFrame, killed_seconds: float) -> Figure:
     for worker, table in reports.groupby("worker"):
         size = 3 if worker == "worker-0" else 7  # the one inside the other, since they cover each other
         look: dict[str, Any] = {"colour": str(worker), "markersize": size, "zorder": 10 - size}
-        when, steps = table["seconds"].to_numpy(), table["step"].to_numpy()
+        when, steps = table[["seconds", "step"]].to_numpy().T
         style.measured(axes, when, steps, str(worker), **look)
     pauses = pauses_of(metrics)
     for start, seconds, workers in pauses:
@@ -155,9 +151,8 @@ def elastic(metrics: pd.DataFrame, killed_seconds: float) -> Figure:
         style.note(axes, words, (start + seconds, 0.04), (4, 0), xycoords=("data", "axes fraction"))
     style.mark(axes, killed_seconds, "killed", linewidth=1.2)
     axes.set(xlabel="seconds since the launch", ylabel="step", ylim=(0, None))
-    lost = sum(seconds for _, seconds, _ in pauses)
     again = int(reports[reports["worker"] == "worker-0"]["step"].duplicated().sum())
-    finding = f"A killed worker: {again} steps taken twice, {lost:.1f} s without a step"
+    finding = f"A killed worker: {again} steps taken twice, {sum(pause[1] for pause in pauses):.1f} s without a step"
     return style.finish(axes, finding, "a point: a worker's report of a step; shaded: no worker takes one")
 
 

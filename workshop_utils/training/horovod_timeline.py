@@ -21,10 +21,6 @@ NEGOTIATE, COPY_IN, COPY_OUT = "NEGOTIATE_ALLREDUCE", "MEMCPY_IN_FUSION_BUFFER",
 MESSAGES = ("GLOO_ALLREDUCE", "MPI_ALLREDUCE", "MPI_ADASUM_ALLREDUCE")
 
 
-class TimelineError(ValueError):
-    """A file that is no timeline of Horovod; the message names it and says what is wrong."""
-
-
 class TimelineSpan(NamedTuple):
     """What happened to one gradient from `start` to `end`, in seconds since the timeline's first event."""
 
@@ -43,25 +39,20 @@ def read_timeline(path: str | Path) -> list[TimelineSpan]:
     """The activities in a timeline, in the order in which they began. What had not ended is left out.
 
     Raises:
-        TimelineError: if there is no such file, or it is not what Horovod writes.
+        OSError: if there is no such file.
+        ValueError: if it is not what Horovod writes.
     """
+    text = Path(path).read_text(encoding="utf-8")
     try:
-        text = Path(path).read_text(encoding="utf-8")
-    except FileNotFoundError:
-        raise TimelineError(f"there is no timeline at {path}; was the job asked to record one?") from None
-    try:
-        events = json.loads(text)
-        if not isinstance(events, list):
-            raise TypeError("it holds no list of events")
-        return _spans(events)
+        return _spans(json.loads(text))
     except (ValueError, KeyError, TypeError, IndexError, AttributeError) as error:
-        raise TimelineError(f"{path} is not a timeline of Horovod: {error!r}") from None
+        raise ValueError(f"{path} is not a timeline of Horovod: {error!r}") from None
 
 
 def _spans(events: Sequence[dict[str, Any]]) -> list[TimelineSpan]:
     named = [event for event in events if event["ph"] == "M" and event["name"] == "process_name"]
     names = {event["pid"]: event["args"]["name"] for event in named if "name" in event["args"]}
-    first = min((event["ts"] for event in events if "ts" in event), default=0)
+    first = min(event["ts"] for event in events if "ts" in event)
     open_now: dict[int, list[tuple[str, float]]] = {pid: [] for pid in names}
     spans = []
     for event in events:
