@@ -85,3 +85,19 @@ def test_horovods_names_over_pytorch_train_as_one_process_on_all_batches(size):
         for weights, total in trained(size, compression):
             np.testing.assert_allclose(weights, expected, rtol=0, atol=tolerance)
             assert total == [size, sum(range(size))]
+
+
+@pytest.mark.processes
+def test_what_only_horovod_has_says_so():
+    import torch
+
+    nobody = SimpleNamespace(barrier=None, get_rank=None, get_world_size=None)
+    hvd, weight = without_horovod.HorovodOverTorch(nobody), torch.nn.Parameter(torch.zeros(1))
+    plain = torch.optim.SGD([weight], 0.1)
+    for call in (
+        lambda: hvd.allgather(weight),
+        lambda: hvd.DistributedOptimizer(plain, groups=1),
+        lambda: hvd.DistributedOptimizer(plain).synchronize(),
+    ):
+        with pytest.raises(AttributeError, match=without_horovod.MISSING):
+            call()

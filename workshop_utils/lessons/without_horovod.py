@@ -24,6 +24,7 @@ HOW = (
     "`workshop install horovod` compiles it in minutes (on Linux or macOS with a C++ compiler), "
     "`workshop install-horovod --wheel FILE` installs one that is built"
 )
+MISSING = "needs Horovod, which is not installed"
 RECORDED = "Recorded with Horovod, which is not installed here (`workshop install horovod`):"
 
 
@@ -74,6 +75,9 @@ class HorovodOverTorch:
         """An optimizer over the same parameters and state; its `step` all-reduces their gradients first."""
         import torch
 
+        for option in options.keys() - {"compression", "op"}:
+            getattr(self, f"DistributedOptimizer(…, {option}=…)")
+
         def average(*_: Any) -> None:
             for each in (each for group in optimizer.param_groups for each in group["params"]):
                 if each.requires_grad:
@@ -82,10 +86,11 @@ class HorovodOverTorch:
 
         wrapped = copy.copy(optimizer)  # shares all but the hooks
         wrapped.register_step_pre_hook(average)
+        wrapped.synchronize = wrapped.skip_synchronize = lambda: self.synchronize  # which is missing
         return wrapped
 
     def __getattr__(self, name: str) -> Any:
-        raise AttributeError(f"hvd.{name} needs Horovod, which is not installed; {HOW}")
+        raise AttributeError(f"hvd.{name} {MISSING}; {HOW}")
 
 
 def over_torch(dist: Any, program: Callable[..., Any], **arguments: Any) -> Any:

@@ -88,6 +88,9 @@ def values_on_ranks(
     for value in values:
         if isinstance(value, Wrong | NotYet):
             raise value
+    if failed and "Horovod has been shut down" in str(failed):
+        ended = [rank for rank, value in enumerate(values) if value is not None]
+        where += f", {f'rank {listed(ended)}' if ended else 'a rank'} ends while others wait for it in a collective"
     refuse(failed, f"{where}: {failed}")
     missing = [rank for rank, value in enumerate(values) if value is None and rank not in may_die]
     refuse(missing, f"{where}, rank {listed(missing[:1])} ended with SystemExit.")
