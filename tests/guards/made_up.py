@@ -115,9 +115,9 @@ def fetched(
     )
 
 
-def means(scales, limit=16_376, program="scaled", ranks=4):
-    """A run of lesson 05's `scaled`: as large means as the scales up to `limit`, and then infinite ones."""
-    value = [scale if scale <= limit else float("inf") for scale in scales]
+def means(scales, limit=16_376, program="scaled", ranks=4, factor=1):
+    """A run of lesson 05's `scaled`: `factor` times the scales up to `limit`, and then infinite means."""
+    value = [factor * scale if scale <= limit else float("inf") for scale in scales]
     each = tuple(RankResult(rank, (), value, None, 8, 0.1) for rank in range(ranks))
     return Results(each, None, True, 1.0, program=program, arguments={"scales": scales})
 
