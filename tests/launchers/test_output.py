@@ -178,7 +178,7 @@ BY_KERAS_2 = (
     (KERAS, "ValueError: The `save_format` argument is deprecated in Keras 3."),
     ("train.py", "AttributeError: module 'keras.utils' has no attribute 'experimental'"),
     (HVD, "AttributeError: module 'keras.backend' has no attribute 'get_value'"),
-    (HVD, "AttributeError: 'Variable' object has no attribute 'ref'"),
+    ("horovod/tensorflow/__init__.py", "AttributeError: 'Variable' object has no attribute 'ref'"),
 )
 OTHERS = (
     (KERAS, 'ValueError: Input 0 of layer "dense" is incompatible with the layer'),

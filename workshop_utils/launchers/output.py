@@ -33,6 +33,7 @@ _KERAS_3 = (
     r"|must end in `\.(keras|weights)|not recognized: \{'(lr|decay)'|/horovod/_keras/)"
     r"|(Trainer\.compile|TensorFlowTrainer\.\w+)\(\) got an unexpected keyword"
     r"|module 'keras[\w.]*' has no attribute '(experimental|legacy|[gs]et_value|get_session)'"
+    r"|'Variable' object has no attribute 'ref'"
 )
 # Words in the cause of a failure, and a sentence that helps.
 HINTS = {
