@@ -27,7 +27,10 @@ SHORTEST_BAR = 0.004  # of a panel's width: a shorter one could not be seen
 
 
 def images_read(runs: Mapping[str, Sequence[Sequence[int]]], finding: str, detail: str) -> Figure:
-    """Numbers of the images that each rank reads in a step; a panel a run. A grey line ties what all ranks read."""
+    """Numbers of the images that each rank reads in a step; a panel a run. A grey line ties what all ranks read.
+
+    Of a run, `runs` has a list of numbers for each rank.
+    """
     most = max(len(ranks) for ranks in runs.values())
     figure, grid = style.panels(runs, 8.4, 0.95 + (0.3 * most + 0.5) * len(runs), below=True, sharex=True)
     for axes, ranks in zip(grid, runs.values(), strict=True):
@@ -43,7 +46,7 @@ def images_read(runs: Mapping[str, Sequence[Sequence[int]]], finding: str, detai
 
 
 def tuning(seconds: Mapping[str, Repeats], cycles: Mapping[str, float], finding: str, detail: str) -> Figure:
-    """How long a step's gradients take, each repeat and their median and quartiles; a row for each setting.
+    """How long it takes until all gradients of a step are back, by setting: each repeat, median and quartiles.
 
     Of the settings in `cycles` the cycle time is marked, in seconds.
     """
@@ -109,7 +112,7 @@ def adasum(table: pd.DataFrame, combine: Callable[[np.ndarray, np.ndarray], np.n
 
     Args:
         table: a row an angle, with angle in degrees, and Horovod's adasum_x, adasum_y, mean_x and mean_y.
-        combine: Adasum.
+        combine: Adasum of two vectors of two numbers.
     """
     _, axes = style.figure(7.2, 3.9)
     angles = np.linspace(0, np.pi, 91)

@@ -263,7 +263,10 @@ def _judge_ends(where: str, ranks: Sequence[_Trained]) -> None:
 
 @exercise
 def clip_and_accumulate(answer: Callable[..., object]) -> str:
-    """`answer(hvd, model, steps, rate, limit)` takes the steps of one process with the batches of all ranks."""
+    """`answer(hvd, model, steps, rate, limit)` takes the steps of one process with the batches of all ranks.
+
+    `steps` are lists of batches, each of images and labels; `limit` is the longest norm of a step's gradient.
+    """
     if not has_horovod():
         raise NotYet(f"this check trains with Horovod, which is not installed: {HOW}.")
     for size, limit in CASES:
@@ -322,7 +325,10 @@ def _accumulate(hvd: Any, answer: Callable[..., object], batches: int, limit: fl
 
 
 def _judge_steps(where: str, ranks: Sequence[_Trained], batches: int, limit: float) -> None:
-    """Each rank passes once over each batch; a step is along the mean gradient, clipped."""
+    """Each rank passes once over each batch; a step is along the mean gradient, clipped.
+
+    `right` has a gradient of 15 numbers for each step, and `used` what each rank took.
+    """
     size, count = len(ranks), 4 * batches  # of a step's images
     shares = [_share(rank, size, batches) for rank in range(size)]
     taken, given = [rank.used for rank in ranks], np.reshape(shares, (size, STEPS, count))
