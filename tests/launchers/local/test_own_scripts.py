@@ -84,6 +84,22 @@ def test_each_process_fills_in_its_own_rank(make_job, strategy, tmp_path):
     ]
 
 
+@pytest.mark.processes
+def test_jax_finds_all_processes_by_the_words_that_they_fill_in(make_job):
+    pytest.importorskip("jax")
+    script = """
+import sys, jax
+jax.config.update("jax_platforms", "cpu")
+jax.distributed.initialize(sys.argv[1], int(sys.argv[2]), int(sys.argv[3]))
+print(jax.process_index(), jax.device_count())
+jax.distributed.shutdown()
+"""
+    words = ["{master_addr}:{master_port}", "{world_size}", "{rank}"]
+    with Local().launch(make_job(script, strategy="torch_ddp", workers=2, arguments=words)) as run:
+        lines = run.wait().logs()
+    assert sorted(line.text for line in lines if line.stream == "stdout") == ["0 2", "1 2"]
+
+
 def test_a_word_that_stands_for_nothing_ends_the_process(monkeypatch):
     monkeypatch.setattr(sys, "path", [*sys.path])
     monkeypatch.setattr(sys, "argv", ["start.py", "train.py", "--in={data}"])
