@@ -123,11 +123,12 @@ def means(scales, limit=16_376, program="scaled", ranks=4, factor=1):
 
 
 def stale(
-    age, program="between_graph", workers=4, steps=20, synchronous=False, seconds=(0.04, 0.04, 0.04, 0.16)
+    age, program="between_graph", tasks=None, steps=20, synchronous=False, seconds=(0.04, 0.04, 0.04, 0.16)
 ):
-    """A run of lesson 06's `between_graph`, whose gradients are all of one `age`."""
+    """A run of lesson 06's `between_graph`, whose gradients are all of one `age`; `tasks` are counted by role."""
     log = [(number, age, 0.1 * number, True) for number in range(1, steps + 1)]
-    ranks = [None, *[([], [], [log]) for _ in range(workers)]]
-    asked = {"synchronous": synchronous, "compute_seconds": seconds}
+    cluster = {role: [""] * count for role, count in (tasks or {"ps": 1, "worker": 4}).items()}
+    ranks = [None if role == "ps" else ([], [], [log]) for role in cluster for _ in cluster[role]]
+    asked = {"synchronous": synchronous, "compute_seconds": seconds, "cluster": cluster}
     each = tuple(RankResult(rank, (), value, 0, 0.0, 5.0) for rank, value in enumerate(ranks))
     return Results(each, None, True, 5.0, program=program, arguments=asked)

@@ -411,3 +411,11 @@ def test_a_full_disk_and_watched_files_end_with_the_check():
 def test_packs_are_cut_as_tensorflow_cuts_them(sizes, packs_by_hint):
     for hint, packs in packs_by_hint.items():
         assert tensorflow.tensorflow_packs(sizes, hint) == packs
+
+
+@pytest.mark.parametrize(("check", "answer"), [(tensorflow.shardings, {}), (tensorflow.replica, list)])
+def test_a_check_without_its_framework_says_what_to_install(check, answer, monkeypatch):
+    monkeypatch.setattr("workshop_utils.optional.is_installed", lambda module: False)
+    verdict = check(answer)
+    assert verdict.state == "not yet"
+    assert "`workshop install tensorflow` installs" in verdict.text

@@ -217,13 +217,16 @@ def test_full_speed_is_refused_where_links_can_be_slow(monkeypatch):
     assert "a run at full speed; it must be at 100Mbit" in verdict.text
 
 
-def test_staleness_is_that_of_the_slowest_worker_after_its_first_step():
+@pytest.mark.parametrize("first", ["ps", "worker"])
+def test_staleness_is_that_of_the_slowest_worker_after_its_first_step(first):
     def steps(first, *ages):
         return [], [], [[(number, age, 0.1, True) for number, age in enumerate((first, *ages), 1)]]
 
-    asked = {"program": "between_graph", "synchronous": False, "compute_seconds": [0.04, 0.16, 0.04, 0.04]}
     fast = steps(*[2] * 20)
-    verdict = tensorflow.slow_staleness(
-        12, run(None, fast, steps(40, *[10, 11] * 4), fast, fast, **asked), WHY
-    )
+    values = {"ps": [None], "worker": [fast, steps(40, *[10, 11] * 4), fast, fast]}
+    values = {role: values[role] for role in sorted(values, reverse=first == "worker")}
+    asked = {"program": "between_graph", "synchronous": False, "cluster": values}
+    asked["compute_seconds"] = np.float32([0.04, 0.16, 0.04, 0.04])
+    ranks = [value for role in values for value in values[role]]
+    verdict = tensorflow.slow_staleness(12, run(*ranks, **asked), WHY)
     assert "predicted 12 updates and measured 10.5" in verdict.text

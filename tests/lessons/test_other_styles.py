@@ -170,5 +170,5 @@ def test_gradients_may_be_averaged_and_clipped_in_any_way(answer):
 
 def test_specs_may_be_tuples_and_name_dimensions_that_are_not_cut():
     specs = {"w1": (None, ("model",)), "b1": ["model"], "w2": ("model", None), "b2": None}
-    specs |= {"batch": (("data",), None), "hidden": ("data", "model")}
+    specs |= {"batch": (("data",),), "hidden": ("data", "model")}
     assert tensorflow.shardings(specs).state == "right"

@@ -1,17 +1,17 @@
-"""Checks of lesson 06, TensorFlow; see `workshop_utils.lessons.checks` for how a check speaks."""
+"""Checks of lesson 06, TensorFlow and JAX; see `workshop_utils.lessons.checks` for how a check speaks."""
 
 from __future__ import annotations
 
-import contextlib
 import importlib
 import os
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from itertools import zip_longest
 from typing import Any
 
 import numpy as np
 
+from workshop_utils import optional
 from workshop_utils.lessons.checks import (
     NotYet,
     Wrong,
@@ -29,8 +29,6 @@ from workshop_utils.lessons.checks.open_question import measured, runs_of
 from workshop_utils.lessons.checks.processes import values_on_ranks
 
 Parts = list[list[int]]
-Cutter = Callable[[list[int], Any], Parts]
-Case = tuple[list[int], Any]
 
 SECONDS = [0.04, 0.04, 0.04, 0.16]  # that a gradient takes, by worker, in the open question
 _PARTS = ((4, 4), (8, 3), (6, 6, 1), (12,))  # of a global batch, by replica
@@ -46,10 +44,15 @@ def slow_staleness(results: Any) -> float:
     """
     ages: list[float] = []
     for run in runs_of(results, "between_graph", ranks=5):
-        refuse(run.arguments["synchronous"], "`results` has a synchronous run: there no gradient is stale.")
-        seconds = [float(each) for each in run.arguments.get("compute_seconds", ())]
+        asked = {"synchronous": True, "compute_seconds": (), "cluster": {}, **run.arguments}
+        because = "in a synchronous one no gradient is stale"
+        refuse(asked["synchronous"], f"`results` has a run without `synchronous=False`; {because}.")
+        tasks = {role: len(members) for role, members in asked["cluster"].items()}
+        refuse(tasks != {"ps": 1, "worker": 4}, f"`cluster` has {tasks}; it must have 1 ps and 4 workers.")
+        seconds = np.round(np.asarray(asked["compute_seconds"], float), 6).tolist()
         refuse(sorted(seconds) != SECONDS, f"`compute_seconds` is {seconds}; it must be {SECONDS}.")
-        for steps in run.values[1 + seconds.index(SECONDS[-1])][2]:
+        logs = [value[2] for value in run.values if value is not None]  # of the workers, in their order
+        for steps in logs[seconds.index(SECONDS[-1])]:
             ages += [age for _, age, *_ in steps[1:]]
     refuse(len(ages) < 8, f"`results` has {number_of(len(ages), 'slow step')} that count; make 200 updates.")
     return float(np.mean(ages))
@@ -61,7 +64,12 @@ def replica(answer: Callable[..., Any]) -> str:
 
     `global_batch` is the number of images of all replicas together; each has a part of them.
     """
-    cases = [_on_a_rank("on replicas", _on_replicas, answer=answer, parts=parts) for parts in _PARTS]
+    _needs("tensorflow")
+    cases = []
+    for each in _PARTS:
+        # That name lets `on_ranks` choose the server that has imported it already.
+        arguments = {"framework": "tensorflow", "answer": answer, "parts": each}
+        cases += values_on_ranks("on replicas", 1, _on_replicas, arguments)
     _explain_scaling(cases)
     for parts, (given, sums) in zip(_PARTS, cases, strict=True):
         right = sum(sums) / sum(parts)
@@ -78,24 +86,10 @@ def replica(answer: Callable[..., Any]) -> str:
     )
 
 
-def _on_a_rank(where: str, program: Callable[..., Any], **arguments: Any) -> Any:
-    """What `program` returns in a process of its own, which may change TensorFlow's devices."""
-    # That name lets `on_ranks` choose the server that has imported it already.
-    return values_on_ranks(where, 1, program, {"framework": "tensorflow", **arguments})[0]
-
-
-@contextlib.contextmanager
-def _errors_in_a_sentence() -> Iterator[None]:
-    """Raise what the learner's function raises as Wrong: TensorFlow's tracebacks are long."""
-    try:
-        yield
-    except (Wrong, NotYet):
-        raise
-    except Exception as error:
-        lines = str(error).strip().splitlines() or [""]
-        line = lines[-1] if lines[0].startswith("in user code") else lines[0]
-        said = f"it stopped with {type(error).__name__}: {line.strip().removesuffix('.')}."
-        raise Wrong(said) from None
+def _needs(module: str) -> None:
+    """Raise NotYet without `module`."""
+    if not optional.is_installed(module):
+        raise NotYet(f"{optional.sentence('tensorflow')}.")
 
 
 def _explain_scaling(cases: Sequence[tuple[list[np.ndarray], list[np.ndarray]]]) -> None:
@@ -132,9 +126,16 @@ def _on_replicas(_: object, framework: str, answer: Callable[..., Any], parts: S
             lambda context: tf.constant(arrays[context.replica_id_in_sync_group])
         )
 
-    with _errors_in_a_sentence():
-        replicas = weights, distributed(images), distributed(labels), sum(parts)
+    replicas = weights, distributed(images), distributed(labels), sum(parts)
+    try:
         given = result_of(strategy.run, answer, replicas)
+    except (Wrong, NotYet):
+        raise
+    except Exception as error:  # TensorFlow's tracebacks are long
+        lines = str(error).strip().splitlines() or [""]
+        line = lines[-1] if lines[0].startswith("in user code") else lines[0]
+        said = f"it stopped with {type(error).__name__}: {line.strip().removesuffix('.')}."
+        raise Wrong(said) from None
     changed = any(not np.array_equal(weight, value) for weight, value in zip(weights, values, strict=True))
     refuse(changed, "it changes `weights`: return the gradients only, and leave the update to others.")
     vectors = []
@@ -162,56 +163,73 @@ def _summed(values: list[np.ndarray], images: np.ndarray, labels: np.ndarray) ->
     return np.concatenate([each.ravel() for each in gradients])
 
 
-# Of each array, by dimension, the axes over which it is cut: the hidden layer by columns, then by rows.
-_SPECS = {"w1": ",model", "b1": "model", "w2": "model", "b2": "", "batch": "data", "hidden": "data,model"}
+# Of each array the shape and the right spec: the hidden layer is cut by columns, then by rows.
+_SPECS: dict[str, tuple[tuple[int, ...], tuple[str | None, ...]]] = {
+    "w1": ((64, 32), (None, "model")),
+    "b1": ((32,), ("model",)),
+    "w2": ((32, 10), ("model",)),
+    "b2": ((10,), ()),
+    "batch": ((64,), ("data",)),
+    "hidden": ((64, 32), ("data", "model")),
+}
+_AXES = ("data", "model")  # of two devices each
 _ALL_REDUCED = {f"all-reduce of f32[{shape}]" for shape in ("32,10", "16,64", "16", "10,16", "10")}
-Cut = list[tuple[str, ...]]
 
 
 @exercise
 def shardings(answer: Mapping[str, Any]) -> str:
     """`answer` has for each of `_SPECS` a PartitionSpec, or a tuple like one, on a mesh of 2 × 2 devices."""
+    _needs("jax")
     names = [*answer] if isinstance(answer, Mapping) else []
-    refuse(sorted(names) != sorted(_SPECS), f"give a dictionary with a spec for each of {listed(_SPECS)}.")
-    if missing := [name for name in names if answer[name] is ...]:
+    others = "".join(f"; there is no array {name!r}" for name in names if name not in _SPECS)
+    refuse({*names} != {*_SPECS}, f"give a dictionary with a spec for each of {listed(_SPECS)}{others}.")
+    if missing := [name for name in _SPECS if answer[name] is ...]:
         raise NotYet(f"put a spec in place of the dots for {listed(missing)}, then run this again.")
-    cuts = {name: _cut_by(name, answer[name]) for name in _SPECS}
-    (added,) = values_on_ranks("on four devices", 1, _added, {"cuts": cuts})
-    costs = f" The compiler adds {listed(added)}." if added else ""
-    for name, right in _SPECS.items():
-        given = ",".join("+".join(axes) for axes in cuts[name])
+    cuts = {name: _cut_by(name, answer[name], shape) for name, (shape, _) in _SPECS.items()}
+    wrong, added = values_on_ranks("on four devices", 1, _compiled, {"cuts": cuts})[0]
+    costs = f" With these six specs the compiler adds {listed(added)}." if added else ""
+    for name in wrong:
+        given = ",".join("+".join(axes) for axes in cuts[name]).rstrip(",")
         for sentence, is_made in mistakes(__name__, "shardings").items():
-            refuse(given != right and is_made(name, given), f"`{name}` {sentence}{costs}")
+            refuse(is_made(name, given), f"`{name}` {sentence}{costs}")
+    refuse(added, f"a step needs two all-reduces alone.{costs}")
     return (
         "a device has half of the hidden layer and half of the batch, and a step has two all-reduces alone: of the "
-        "scores over `model`, and of the gradients over `data`. It computes the weights of one process."
+        "scores over `model`, and of the gradients over `data`."
     )
 
 
-def _cut_by(name: str, spec: Any) -> Cut:
-    """The axes of each dimension in `spec`, without the last ones that have none."""
+def _cut_by(name: str, spec: Any, shape: tuple[int, ...]) -> list[tuple[str, ...]]:
+    """The axes of each dimension in `spec`."""
+    refuse(hasattr(spec, "mesh"), f"`{name}` is a {type(spec).__name__}; give its spec alone, jax.P(…).")
+    free = f"`{name}` leaves a cut to the compiler: say over which axis it goes, or None."
+    refuse("UNCONSTRAINED" in str(spec) or "reduced" in str(spec), free)
     entries: Any = None if isinstance(spec, str) else () if spec is None else spec
     try:
         cut = [() if each is None else (each,) if isinstance(each, str) else (*each,) for each in entries[:]]
-    except TypeError:
+    except (TypeError, KeyError):
         raise Wrong(f"`{name}` is {spec!r}, which is no spec: write jax.P(…).") from None
-    while cut and not cut[-1]:
-        cut.pop()
+    has = f"{'labels have' if name == 'batch' else 'it has'} {number_of(len(shape), 'dimension')}"
+    refuse(len(cut) > len(shape), f"`{name}` has a spec for {len(cut)} dimensions, and {has}.")
+    axes = [axis for entry in cut for axis in entry]
+    for axis in axes:
+        refuse(axis not in _AXES, f"`{name}` names {axis!r}; the mesh has the axes {listed(_AXES)}.")
+        refuse(axes.count(axis) > 1, f"`{name}` names `{axis}` twice; an axis cuts one dimension.")
+    for size, parts in zip(shape, (2 ** len(entry) for entry in cut), strict=False):
+        refuse(size % parts, f"`{name}` has {size} numbers, which {parts} devices cannot share equally.")
     return cut
 
 
-def _added(_: object, cuts: Mapping[str, Cut]) -> list[str]:
-    """The collectives that a compiled step has, and the right one has not."""
+def _compiled(_: object, cuts: Mapping[str, Any]) -> tuple[list[str], list[str]]:
+    """The arrays of which devices hold other parts than they should, and the collectives that must not be there."""
     import jax
 
     os.environ["PJRT_NPROC"] = "32"  # threads: with few, devices may wait for each other for ever
     jax.config.update("jax_platforms", "cpu")
     jax.config.update("jax_num_cpu_devices", 4)
-    jax.set_mesh(jax.make_mesh((2, 2), ("data", "model"), (jax.sharding.AxisType.Auto,) * 2))
-    *of_weights, batch, hidden = (jax.P(*(axes or None for axes in cuts[name])) for name in _SPECS)
-    random = np.random.default_rng(6)
-    values = [random.normal(0, 0.5, shape).astype(np.float32) for shape in ((64, 32), 32, (32, 10), 10)]
-    images, labels = random.random((64, 64)).astype(np.float32), random.integers(0, 10, 64)
+    mesh = jax.make_mesh((2, 2), _AXES, (jax.sharding.AxisType.Auto,) * 2)
+    *of_weights, batch, hidden = (jax.NamedSharding(mesh, jax.P(*each)) for each in cuts.values())
+    *weights, _, _ = (jax.numpy.zeros(shape) for shape, _ in _SPECS.values())
 
     def loss(weights: Any, images: Any, labels: Any) -> Any:
         w1, b1, w2, b2 = weights
@@ -221,58 +239,29 @@ def _added(_: object, cuts: Mapping[str, Cut]) -> list[str]:
     def update(weights: Any, *batch: Any) -> Any:
         return jax.tree.map(jax.numpy.subtract, weights, jax.grad(loss)(weights, *batch))
 
-    with _errors_in_a_sentence():
-        step = jax.jit(update, in_shardings=(of_weights, batch, batch), out_shardings=of_weights)
-        program = step.lower(values, images, labels).compile().as_text()
-        moved = np.concatenate(
-            [(old - new).ravel() for old, new in zip(values, step(values, images, labels), strict=True)]
-        )
-    wrong = not np.allclose(moved, _summed(values, images, labels) / 64, rtol=1e-3, atol=1e-5)
-    refuse(wrong, "a step does not compute the weights of one process.")
+    step = jax.jit(update, in_shardings=(of_weights, batch, batch), out_shardings=of_weights)
+    compiled = step.lower(weights, jax.numpy.zeros((64, 64)), jax.numpy.zeros(64, int)).compile()
+    held_weights, _, held_labels = compiled.input_shardings[0]
+    wrong = []
+    for held, (name, (shape, right)) in zip(
+        [*held_weights, held_labels, hidden], _SPECS.items(), strict=True
+    ):
+        parts = jax.NamedSharding(mesh, jax.P(*right)).devices_indices_map(shape)
+        wrong += [name] if held.devices_indices_map(shape) != parts else []
     kinds = "all-reduce|all-gather|reduce-scatter|all-to-all|collective-permute"
-    every = re.findall(rf"= (.+) ({kinds})(?:-start)?\(", program)
+    every = re.findall(rf"= (.+) ({kinds})(?:-start)?\(", compiled.as_text())
     found = {f"{kind} of {array}" for arrays, kind in every for array in re.findall(r"\w+\[[\d,]+\]", arrays)}
-    return sorted(found - _ALL_REDUCED)
+    return wrong, sorted(found - _ALL_REDUCED)
 
 
-def cut(items: Iterable[int], nbytes: Callable[[int], int], is_full: Callable[[int, int], bool]) -> Parts:
-    """`items` in order; a new part begins where `is_full(bytes of the part, bytes of the next item)`."""
+def cut(sizes: Sequence[int], is_full: Callable[[int, int], bool]) -> Parts:
+    """`sizes` in order; a new part begins where `is_full(bytes of the part, bytes of the next tensor)`."""
     parts: Parts = []
-    for item in items:
-        if not parts or is_full(sum(map(nbytes, parts[-1])), nbytes(item)):
+    for size in sizes:
+        if not parts or is_full(sum(parts[-1]), size):
             parts.append([])
-        parts[-1].append(item)
+        parts[-1].append(size)
     return parts
-
-
-def all_parts(answer: Cutter, cases: Sequence[Case], mistakes: Mapping[str, Cutter]) -> list[Parts]:
-    """What `answer` gives in each of `cases`.
-
-    Raises:
-        NotYet: if it gives nothing.
-        Wrong: if it gives anything but lists in a list, or makes one of the typical `mistakes`.
-    """
-    given = []
-    for sizes, limit in cases:
-        parts = result_of(answer, list(sizes), limit)
-        lists = (list, tuple)
-        if not isinstance(parts, lists) or not all(isinstance(part, lists) for part in parts):
-            raise Wrong(f"with {sizes} and {limit} it gave {parts!r}; it must be a list of lists: [[…], …].")
-        given.append([list(part) for part in parts])
-    recognise(answer, cases, mistakes)
-    return given
-
-
-def first_difference(parts: Parts, expected: Parts, name: str) -> str:
-    """The first of `parts` that is not as `expected`, in words; `name` says what a part is called."""
-    for number, (part, right) in enumerate(zip_longest(parts, expected), 1):
-        if part is None:
-            return f"{name} {number}, {right}, is missing"
-        if right is None:
-            return f"there must be no {name} {number}, and yours is {part}"
-        if part != right:
-            return f"{name} {number} is {part}, and must be {right}"
-    return ""
 
 
 def tensorflow_packs(sizes: Sequence[int], bytes_per_pack: int) -> Parts:
@@ -281,9 +270,7 @@ def tensorflow_packs(sizes: Sequence[int], bytes_per_pack: int) -> Parts:
     A pack takes tensors until it holds more than `bytes_per_pack`; 0 puts all into one (TensorFlow,
     `tensorflow/python/distribute/cross_device_utils.py`, `group_by_size`).
     """
-    if bytes_per_pack == 0:
-        return [list(sizes)]
-    return cut(sizes, int, lambda total, _: total > bytes_per_pack)
+    return cut(sizes, lambda total, _: 0 < bytes_per_pack < total)
 
 
 _CASES = (
@@ -294,21 +281,31 @@ _CASES = (
     ([100, 4, 4, 100], 10, "a tensor is never cut, so one of 100 fills a pack alone"),
     ([3, 9, 2, 7, 7], 12, "they stay in order"),
     ([4] * 20, 50, "13 tensors of 4 are the first to be more than 50"),
+    ([4] * 40, 100, "26 tensors of 4 are the first to be more than 100"),
     ([0, 0, 4, 4], 1, "bytes count, not tensors"),
+    ([4, 4, 0], 5, "a tensor of no bytes is in a pack, too"),
 )
 
 
 @exercise
-def packs(answer: Cutter) -> str:
+def packs(answer: Callable[[list[int], int], Parts]) -> str:
     """`answer(sizes, bytes_per_pack)` is `tensorflow_packs(sizes, bytes_per_pack)`."""
+    given = [result_of(answer, list(sizes), hint) for sizes, hint, _ in _CASES]
+    for got, (sizes, hint, _) in zip(given, _CASES, strict=True):
+        are_lists = isinstance(got, list | tuple) and all(isinstance(pack, list | tuple) for pack in got)
+        order = "it must be a list of lists: [[…], …]."
+        refuse(not are_lists, f"with {sizes} and {hint} it gave {got!r}; {order}")
     others = mistakes(__name__, "packs", cut=cut, packs=tensorflow_packs)
-    given = all_parts(answer, [(sizes, hint) for sizes, hint, _ in _CASES], others)
+    recognise(answer, [(sizes, hint) for sizes, hint, _ in _CASES], others)
     for got, (sizes, hint, because) in zip(given, _CASES, strict=True):
-        expected, together = tensorflow_packs(sizes, hint), [size for pack in got for size in pack]
+        pairs = zip_longest(map(list, got), tensorflow_packs(sizes, hint))
+        unlike = [(number, *pair) for number, pair in enumerate(pairs, 1) if pair[0] != pair[1]]
+        number, pack, right = (unlike or [(0, [], [])])[0]
+        together = [size for pack in got for size in pack]
         slips = {
             "; every tensor must be in one pack, once.": sorted(together) != sorted(sizes),
             "; they must stay in order, since a pack waits for all that is in it.": together != sizes,
-            f": {first_difference(got, expected, 'pack')}: {because}.": got != expected,
+            f": pack {number} is {pack}, and must be {right or 'left out'}: {because}.": unlike,
         }
-        refuse_any(f"sizes {sizes} with bytes_per_pack {hint} gave {got}", slips)
+        refuse_any(f"sizes {sizes} with bytes_per_pack {hint} gave {[*map(list, got)]}", slips)
     return "each pack is one collective."
