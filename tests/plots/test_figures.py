@@ -253,8 +253,14 @@ def test_the_title_counts_the_predicted_forms_alone():
     assert "2 of 3 forms" in drawn.axes[0].get_title(loc="left")
 
 
-def test_a_slot_is_stolen_from_each_worker_that_a_mean_lacks():
+def test_a_form_that_is_not_the_lessons_is_refused():
+    with pytest.raises(ValueError, match="Horovod"):
+        tensorflow.distances({"Horovod": [0.0]}, 1e-4, 1.5)
+
+
+def test_the_title_counts_the_means_with_a_gradient_of_each_worker():
     stale, fresh = (1, 0, 0.1, False), [(update, 0, 0.1, True) for update in (1, 2, 3)]
     eager = [(1, 0, 0.1, True), *fresh[:1], stale, *fresh[1:]]
-    drawn = tensorflow.means({"with": [[[stale, *fresh[1:]], eager]], "without": [[fresh, fresh]]}, updates=2)
-    assert drawn.get_suptitle().startswith("With: 2 gradients too late, 1 slot stolen; without: 0 and 0")
+    runs = {"with": {"one late": [[stale, *fresh[1:]], eager]}, "without": {"one late": [fresh, fresh]}}
+    title = tensorflow.means(runs, updates=2).get_suptitle()
+    assert title.startswith("A gradient of each worker: with, in 1 of 2 updates; without, in 2 of 2")

@@ -33,7 +33,7 @@ TOGETHER = {
     "schedules": [*model_parallel.COLOURS.values()],
     "directions of a mesh": [*model_parallel.DIRECTIONS.values()],
     "algorithms": [colour for _, colour in prediction.ALGORITHMS.values()],
-    "forms of replication": [colour for colour, *_ in tensorflow.FORMS.values()],
+    "forms of replication": [*tensorflow.FORMS.values()],
 }  # fmt: skip
 
 
