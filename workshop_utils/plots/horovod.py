@@ -130,7 +130,7 @@ def adasum(table: pd.DataFrame, combine: Callable[[np.ndarray, np.ndarray], np.n
     style.plain_ticks(axes.xaxis, range(0, 181, 30))
     axes.set(xlabel="angle between the gradients (degrees)", ylabel="length of the result", ylim=(0, None))
     finding = "Adasum: the mean where gradients are parallel, the sum at 90°"
-    return style.finish(axes, finding, "gradients of lengths 1 and 2; lines: formulas; points: Horovod")
+    return style.finish(axes, finding, "lengths 1 and 2; lines: formulas; points: Horovod's mean and Adasum")
 
 
 def elastic(metrics: pd.DataFrame, killed_seconds: float) -> Figure:
