@@ -1,5 +1,7 @@
 """Checks of lessons 05 to 07 take right answers that are not written as the solutions are."""
 
+import copy
+
 import pytest
 import torch
 from torch.nn.functional import pad
@@ -165,6 +167,27 @@ def of_the_mean_by_hand(hvd, model, steps, rate, limit):
 @pytest.mark.parametrize("answer", [of_the_mean_by_hooks, of_the_mean_by_hand])
 def test_gradients_may_be_averaged_and_clipped_in_any_way(answer):
     verdict = horovod.clip_and_accumulate(answer)
+    assert verdict.state == "right", verdict
+
+
+def test_a_converted_script_may_broadcast_an_object_each_epoch_and_save_a_copy():
+    def train(hvd, model, dataset, rate, epochs, save):
+        hvd.broadcast_parameters(model.state_dict(), root_rank=0)
+        for epoch in range(epochs):
+            order = torch.Generator().manual_seed(hvd.broadcast_object(epoch, root_rank=0))
+            mine = torch.randperm(len(dataset), generator=order)[hvd.rank() :: hvd.size()]
+            for batch in mine.split(8):
+                images, labels = torch.utils.data.default_collate([dataset[each] for each in batch])
+                loss = torch.nn.functional.cross_entropy(model(images), labels)
+                for each, gradient in zip(
+                    model.parameters(), torch.autograd.grad(loss, [*model.parameters()]), strict=True
+                ):
+                    each.data -= rate * hvd.size() * hvd.allreduce(gradient)
+        if hvd.rank() == 0:
+            save(copy.deepcopy(model))
+        return hvd.allreduce(loss.detach()).item()
+
+    verdict = horovod.convert_pytorch(train)
     assert verdict.state == "right", verdict
 
 
