@@ -5,7 +5,7 @@ from __future__ import annotations
 import importlib
 import os
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from itertools import zip_longest
 from typing import Any
 
@@ -33,6 +33,7 @@ Parts = list[list[int]]
 SECONDS = [0.04, 0.04, 0.04, 0.16]  # that a gradient takes, by worker, in the open question
 _PARTS = ((4, 4), (8, 3), (6, 6, 1), (12,))  # of a global batch, by replica
 _SHAPES = ((64, 3), (3,), (3, 10), (10,))  # of the weights
+_TIMEOUT = "60s"  # on a busy machine, importing a framework alone has taken 30
 
 
 @measured
@@ -69,12 +70,12 @@ def replica(answer: Callable[..., Any]) -> str:
     for each in _PARTS:
         # That name lets `on_ranks` choose the server that has imported it already.
         arguments = {"framework": "tensorflow", "answer": answer, "parts": each}
-        cases += values_on_ranks("on replicas", 1, _on_replicas, arguments)
+        cases += values_on_ranks("on replicas", 1, _on_replicas, arguments, timeout=_TIMEOUT)
     _explain_scaling(cases)
     for parts, (given, sums) in zip(_PARTS, cases, strict=True):
         right = sum(sums) / sum(parts)
         for index, gradient in enumerate(given):
-            if not np.allclose(gradient, right, rtol=1e-4, atol=1e-6):
+            if not np.allclose(gradient, right, rtol=1e-4, atol=1e-5):
                 times = float(gradient @ right / (right @ right))
                 raise Wrong(
                     f"with parts of {listed(parts)} images, replica {index}'s gradient is not that of one process "
@@ -116,7 +117,8 @@ def _on_replicas(_: object, framework: str, answer: Callable[..., Any], parts: S
     strategy = tf.distribute.MirroredStrategy([f"CPU:{index}" for index in range(len(parts))])
     random = np.random.default_rng(6)
     values = [random.normal(0, 0.5, shape).astype(np.float32) for shape in _SHAPES]
-    images = [random.random((count, 64)).astype(np.float32) for count in parts]
+    # Such bright images give gradients that clipping to ±3 would change.
+    images = [4 * random.random((count, 64)).astype(np.float32) for count in parts]
     labels = [random.integers(0, 10, count) for count in parts]
     with strategy.scope():
         weights = [tf.Variable(value) for value in values]
@@ -173,7 +175,6 @@ _SPECS: dict[str, tuple[tuple[int, ...], tuple[str | None, ...]]] = {
     "hidden": ((64, 32), ("data", "model")),
 }
 _AXES = ("data", "model")  # of two devices each
-_ALL_REDUCED = {f"all-reduce of f32[{shape}]" for shape in ("32,10", "16,64", "16", "10,16", "10")}
 
 
 @exercise
@@ -186,13 +187,12 @@ def shardings(answer: Mapping[str, Any]) -> str:
     if missing := [name for name in _SPECS if answer[name] is ...]:
         raise NotYet(f"put a spec in place of the dots for {listed(missing)}, then run this again.")
     cuts = {name: _cut_by(name, answer[name], shape) for name, (shape, _) in _SPECS.items()}
-    wrong, added = values_on_ranks("on four devices", 1, _compiled, {"cuts": cuts})[0]
+    wrong, added = values_on_ranks("on four devices", 1, _compiled, {"cuts": cuts}, timeout=_TIMEOUT)[0]
     costs = f" With these six specs the compiler adds {listed(added)}." if added else ""
     for name in wrong:
         given = ",".join("+".join(axes) for axes in cuts[name]).rstrip(",")
         for sentence, is_made in mistakes(__name__, "shardings").items():
             refuse(is_made(name, given), f"`{name}` {sentence}{costs}")
-    refuse(added, f"a step needs two all-reduces alone.{costs}")
     return (
         "a device has half of the hidden layer and half of the batch, and a step has two all-reduces alone: of the "
         "scores over `model`, and of the gradients over `data`."
@@ -221,37 +221,40 @@ def _cut_by(name: str, spec: Any, shape: tuple[int, ...]) -> list[tuple[str, ...
 
 
 def _compiled(_: object, cuts: Mapping[str, Any]) -> tuple[list[str], list[str]]:
-    """The arrays of which devices hold other parts than they should, and the collectives that must not be there."""
+    """The arrays of which devices hold other parts than they should, and collectives that the right specs spare."""
     import jax
 
     os.environ["PJRT_NPROC"] = "32"  # threads: with few, devices may wait for each other for ever
     jax.config.update("jax_platforms", "cpu")
     jax.config.update("jax_num_cpu_devices", 4)
     mesh = jax.make_mesh((2, 2), _AXES, (jax.sharding.AxisType.Auto,) * 2)
-    *of_weights, batch, hidden = (jax.NamedSharding(mesh, jax.P(*each)) for each in cuts.values())
     *weights, _, _ = (jax.numpy.zeros(shape) for shape, _ in _SPECS.values())
 
-    def loss(weights: Any, images: Any, labels: Any) -> Any:
-        w1, b1, w2, b2 = weights
-        units = jax.lax.with_sharding_constraint(jax.nn.relu(images @ w1 + b1), hidden)
-        return -(jax.nn.one_hot(labels, 10) * jax.nn.log_softmax(units @ w2 + b2)).sum(axis=1).mean()
+    def compiled(specs: Iterable[Any]) -> tuple[list[Any], set[str]]:
+        *of_weights, batch, hidden = (jax.NamedSharding(mesh, jax.P(*each)) for each in specs)
 
-    def update(weights: Any, *batch: Any) -> Any:
-        return jax.tree.map(jax.numpy.subtract, weights, jax.grad(loss)(weights, *batch))
+        def loss(weights: Any, images: Any, labels: Any) -> Any:
+            w1, b1, w2, b2 = weights
+            units = jax.lax.with_sharding_constraint(jax.nn.relu(images @ w1 + b1), hidden)
+            return -(jax.nn.one_hot(labels, 10) * jax.nn.log_softmax(units @ w2 + b2)).sum(axis=1).mean()
 
-    step = jax.jit(update, in_shardings=(of_weights, batch, batch), out_shardings=of_weights)
-    compiled = step.lower(weights, jax.numpy.zeros((64, 64)), jax.numpy.zeros(64, int)).compile()
-    held_weights, _, held_labels = compiled.input_shardings[0]
-    wrong = []
-    for held, (name, (shape, right)) in zip(
-        [*held_weights, held_labels, hidden], _SPECS.items(), strict=True
-    ):
-        parts = jax.NamedSharding(mesh, jax.P(*right)).devices_indices_map(shape)
-        wrong += [name] if held.devices_indices_map(shape) != parts else []
-    kinds = "all-reduce|all-gather|reduce-scatter|all-to-all|collective-permute"
-    every = re.findall(rf"= (.+) ({kinds})(?:-start)?\(", compiled.as_text())
-    found = {f"{kind} of {array}" for arrays, kind in every for array in re.findall(r"\w+\[[\d,]+\]", arrays)}
-    return wrong, sorted(found - _ALL_REDUCED)
+        def update(weights: Any, *batch: Any) -> Any:
+            return jax.tree.map(jax.numpy.subtract, weights, jax.grad(loss)(weights, *batch))
+
+        step = jax.jit(update, in_shardings=(of_weights, batch, batch), out_shardings=of_weights)
+        program = step.lower(weights, jax.numpy.zeros((64, 64)), jax.numpy.zeros(64, int)).compile()
+        held, _, held_labels = program.input_shardings[0]
+        kinds = "all-reduce|all-gather|reduce-scatter|all-to-all|collective-permute"
+        every = re.findall(rf"= (.+) ({kinds})(?:-start)?\(", program.as_text())
+        found = {
+            f"{kind} of {each}" for arrays, kind in every for each in re.findall(r"\w+\[[\d,]+\]", arrays)
+        }
+        parts = zip([*held, held_labels, hidden], _SPECS.values(), strict=True)
+        return [sharding.devices_indices_map(shape) for sharding, (shape, _) in parts], found
+
+    (given, found), (right, needed) = map(compiled, (cuts.values(), [spec for _, spec in _SPECS.values()]))
+    wrong = [name for name, one, other in zip(_SPECS, given, right, strict=True) if one != other]
+    return wrong, sorted(found - needed)
 
 
 def cut(sizes: Sequence[int], is_full: Callable[[int, int], bool]) -> Parts:
