@@ -250,7 +250,7 @@ def test_the_title_of_an_interruption_counts_the_steps_that_were_repeated():
 def test_the_title_counts_the_predicted_forms_alone():
     distances = {"in-graph": [1e-7, 3e-7], "MirroredStrategy, fit": [2e-7, 2e-3], "JAX, jit": [0, 0]}
     drawn = tensorflow.distances(distances | {"Keras on JAX, fit": [0, 0]}, 1e-4, 1.5)
-    assert "2 of 3 forms" in drawn.axes[0].get_title(loc="left")
+    assert "2 of 3 forms" in drawn.get_suptitle()
 
 
 def test_a_form_that_is_not_the_lessons_is_refused():
@@ -258,9 +258,9 @@ def test_a_form_that_is_not_the_lessons_is_refused():
         tensorflow.distances({"Horovod": [0.0]}, 1e-4, 1.5)
 
 
-def test_the_title_counts_the_means_with_a_gradient_of_each_worker():
+def test_the_title_counts_gradients_thrown_away_and_slots_stolen():
     stale, fresh = (1, 0, 0.1, False), [(update, 0, 0.1, True) for update in (1, 2, 3)]
     eager = [(1, 0, 0.1, True), *fresh[:1], stale, *fresh[1:]]
     runs = {"with": {"one late": [[stale, *fresh[1:]], eager]}, "without": {"one late": [fresh, fresh]}}
     title = tensorflow.means(runs, updates=2).get_suptitle()
-    assert title.startswith("A gradient of each worker: with, in 1 of 2 updates; without, in 2 of 2")
+    assert title.startswith("With, 2 gradients thrown away, 1 slots stolen\n")

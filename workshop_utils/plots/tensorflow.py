@@ -33,7 +33,7 @@ def distances(distances: Mapping[str, Sequence[float]], tolerance: float, other_
     """How far each form's weights end from those of one process, a point for each seed; hollow: not predicted."""
     if unknown := distances.keys() - (FORMS | ALSO_RUN).keys():
         raise ValueError(f"lesson 06 has no form {sorted(unknown)}, only {[*FORMS, *ALSO_RUN]}")
-    _, axes = style.figure(8.2, 3.8)
+    figure, axes = style.figure(8.2, 3.8)
     forms = [form for form in FORMS if form in distances]
     also = [form for form in ALSO_RUN if form in distances]
     places = [*range(len(forms)), *(len(forms) + 0.6 + row for row in range(len(also)))]
@@ -42,7 +42,7 @@ def distances(distances: Mapping[str, Sequence[float]], tolerance: float, other_
         look: dict[str, Any] = {"colour": (FORMS | ALSO_RUN)[form], "markersize": 5, "hollow": form in also}
         style.measured(axes, distances[form], seeds, **look)
     style.mark(axes, tolerance, "tolerance")
-    style.mark(axes, other_seed, "seeds 0 and 1")
+    style.mark(axes, other_seed, "two seeds of\none process")
     style.rows(axes, [*forms, *also], (places[-1] + 0.5, -1.2), places)
     if also:
         axes.axhline(len(forms) - 0.2, color=style.FAINT)
@@ -52,19 +52,25 @@ def distances(distances: Mapping[str, Sequence[float]], tolerance: float, other_
     )
     same = sum(max(distances[form]) < tolerance for form in forms)
     finding = f"{same} of {len(forms)} forms compute the weights of one process"
-    detail = f"a point: one of {max(map(len, distances.values()))} seeds; hollow: also run, not among the {len(forms)}"
-    return style.finish(axes, finding, detail)
+    detail = (
+        f"a point: one of {max(map(len, distances.values()))} seeds; hollow: not among the {len(forms)}; "
+        "asynchronous and ParameterServerStrategy: from one process with each batch"
+    )
+    return style.finish(figure, finding, detail)
 
 
 def means(runs: Mapping[str, Mapping[str, Sequence[Sequence[ReplicaStep]]]], updates: int = 10) -> Figure:
-    """Whose gradients made the first `updates`, and which were thrown away: tiles in the colours of two workers.
+    """Whose gradients made the first `updates`, and which were thrown away: tiles in the workers' colours.
 
     `runs` are, by setting and by kind of workers, the steps of each worker. Of a step: the update for which its
     gradient was computed, its staleness, when it ended, and whether the gradient was in the update's mean.
     """
     names = [(setting, kind) for kind in next(iter(runs.values())) for setting in runs]
     figure, axes = style.figure(9.6, 1.2 + 0.85 * len(names))
-    shared = dict.fromkeys(runs, 0)  # updates with a gradient of each worker
+    thrown_away: dict[str, list[int]] = {
+        setting: [] for setting in runs
+    }  # by setting, of each kind of workers
+    stolen: dict[str, list[int]] = {setting: [] for setting in runs}
     for row, (setting, kind) in enumerate(names):
         tiles = [
             (update, not used, worker, number)
@@ -72,9 +78,11 @@ def means(runs: Mapping[str, Mapping[str, Sequence[Sequence[ReplicaStep]]]], upd
             for number, (update, *_, used) in enumerate(steps, 1)
             if update <= updates
         ]
+        took = [tile[0::2] for tile in tiles if not tile[1]]
+        thrown_away[setting].append(len(tiles) - len(took))
+        stolen[setting].append(len(took) - len({*took}))
         for update, thrown in product(range(1, updates + 1), (False, True)):
             own = [tile[2:] for tile in tiles if tile[:2] == (update, thrown)]
-            shared[setting] += not thrown and len(dict(own)) == len(runs[setting][kind])
             width = 0.86 / len(own) if thrown and own else 0.86
             for place, (worker, number) in enumerate(own):
                 level, middle = row - 0.28 + 0.25 * place, float(update)
@@ -87,15 +95,20 @@ def means(runs: Mapping[str, Mapping[str, Sequence[Sequence[ReplicaStep]]]], upd
                 style.inside(axes, middle, level, str(number), fill)
         if last := max((tile[0] for tile in tiles if tile[1]), default=0):
             style.note(axes, "thrown away", (last + 0.43, row + 0.29), (4, 0), va="center", color=style.QUIET)
-    style.rows(axes, [f"{kind},\n{setting}" for setting, kind in names], (len(names) - 0.45, -0.55))
+    style.rows(axes, [f"{kind},\n{setting}" for setting, kind in names], (len(names) - 0.45, -1.05))
     for worker in range(len(next(iter(runs[setting].values())))):
         colour = f"worker {worker}"
-        axes.bar(updates + 1.5, 0.23, 1.5, 0.25 * worker - 0.395, color=style.colour_of(colour))
-        style.inside(axes, updates + 1.5, 0.25 * worker - 0.28, colour, colour)
+        axes.bar(1.5 + 2 * worker, 0.23, 1.5, -0.915, color=style.colour_of(colour))
+        style.inside(axes, 1.5 + 2 * worker, -0.8, colour, colour)
     axes.grid(visible=False)
     label = "update: it applies the mean of the filled gradients above"
-    axes.set(xlim=(0.4, updates + 2.4), xticks=range(1, updates + 1), xlabel=label)
-    shown = updates * len(names) // len(runs)
-    words = (f"{setting}, in {count} of {shown} updates" for setting, count in shared.items())
-    detail = f"a tile: a worker's gradient, with the number of its step; the first {updates} updates of a run"
-    return style.finish(figure, "A gradient of each worker: " + "; ".join(words), detail)
+    axes.set(xlim=(0.4, updates + 1.8), xticks=range(1, updates + 1), xlabel=label)
+    counts = [[" and ".join(map(str, of[setting])) for of in (thrown_away, stolen)] for setting in runs]
+    words = (
+        f"{setting}, {thrown} gradients thrown away, {taken} slots stolen"
+        for setting, (thrown, taken) in zip(runs, counts, strict=True)
+        if any(thrown_away[setting] + stolen[setting])
+    )
+    kinds = " and ".join(next(iter(runs.values())))
+    detail = f"first {updates} updates, {kinds}; a tile: a worker's gradient, with the number of its step"
+    return style.finish(figure, ("; ".join(words) or "nothing is thrown away or stolen").capitalize(), detail)
