@@ -86,7 +86,8 @@ class HorovodOverTorch:
 
         wrapped = copy.copy(optimizer)  # shares all but the hooks
         wrapped.register_step_pre_hook(average)
-        wrapped.synchronize = wrapped.skip_synchronize = lambda: self.synchronize  # which is missing
+        for method in ("synchronize", "skip_synchronize"):
+            setattr(wrapped, method, functools.partial(getattr, self, f"DistributedOptimizer(…).{method}"))
         return wrapped
 
     def __getattr__(self, name: str) -> Any:

@@ -21,7 +21,7 @@ CASES = ((2, 100.0), (2, 0.85), (3, 0.85))  # ranks, limit: clips no step, then 
 TOLERANCE = 1e-4  # of weights, which float32 rounds; the mistakes are a hundred times as far off
 ROUGH = 2e-3  # of a gradient's numbers, which fp16 may round
 CLOSE = 1.01  # between a scale that is finite and one that is not, or a mean and what it must be
-AGAIN = "ranks broadcast while they train. Equal weights stay equal: broadcast before the first step alone."
+AGAIN = "ranks broadcast while they train. Equal weights stay equal: broadcast only before the first step."
 
 
 class _Pass(NamedTuple):
@@ -251,7 +251,7 @@ def _judge_ends(where: str, ranks: Sequence[_Trained]) -> None:
         f"the ranks return {losses}; each must return a number, the last batches' mean loss.": not all(
             isinstance(loss, Real) and math.isfinite(loss) for loss in losses
         ),
-        f"the ranks return different losses, {losses}: each knows that of its own batch alone. Average them by an "
+        f"the ranks return different losses, {losses}: each knows only that of its own batch. Average them by an "
         "`hvd.allreduce`.": lambda: max(losses) - min(losses) > TOLERANCE,
         f"the ranks return the loss {losses[0]}; the mean is {expected:.4f}.": lambda: (
             abs(losses[0] - expected) > TOLERANCE
@@ -383,6 +383,6 @@ def largest_loss_scale(results: Any) -> float:
         raise NotYet(f"{found}: try scales between these, at most 1 % apart.")
     # Gloo adds a few wrong, and small ones are zero in 16 bits.
     usual = np.median([factor for scale, factor in fitting.items() if scale > finite / 1000])
-    said = f"`results` are no means: of four numbers s, most are {usual:.3g} times s. Run `scaled`."
+    said = f"`results` are not means: the mean of four numbers s is s, and yours are typically {usual:.3g} times s. Run `scaled`."
     refuse(not 1 / CLOSE < usual < CLOSE, said)
     return finite
