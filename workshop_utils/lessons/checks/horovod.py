@@ -383,6 +383,6 @@ def largest_loss_scale(results: Any) -> float:
         raise NotYet(f"{found}: try scales between these, at most 1 % apart.")
     # Gloo adds a few wrong, and small ones are zero in 16 bits.
     usual = np.median([factor for scale, factor in fitting.items() if scale > finite / 1000])
-    said = f"`results` are not means: the mean of four numbers s is s, and yours are typically {usual:.3g} times s. Run `scaled`."
-    refuse(not 1 / CLOSE < usual < CLOSE, said)
+    said = f"the mean of four numbers s is s, and yours are typically {usual:.3g} times s"
+    refuse(not 1 / CLOSE < usual < CLOSE, f"`results` are not means: {said}. Run `scaled`.")
     return finite
