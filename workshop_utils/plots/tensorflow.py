@@ -54,7 +54,7 @@ def distances(distances: Mapping[str, Sequence[float]], tolerance: float, other_
     finding = f"{same} of {len(forms)} forms compute the weights of one process"
     detail = (
         f"a point: one of {max(map(len, distances.values()))} seeds; hollow: not among the {len(forms)}; "
-        "asynchronous and ParameterServerStrategy: from one process with each batch"
+        "the last two of the 7: from one process with one batch per update"
     )
     return style.finish(figure, finding, detail)
 
@@ -67,10 +67,7 @@ def means(runs: Mapping[str, Mapping[str, Sequence[Sequence[ReplicaStep]]]], upd
     """
     names = [(setting, kind) for kind in next(iter(runs.values())) for setting in runs]
     figure, axes = style.figure(9.6, 1.2 + 0.85 * len(names))
-    thrown_away: dict[str, list[int]] = {
-        setting: [] for setting in runs
-    }  # by setting, of each kind of workers
-    stolen: dict[str, list[int]] = {setting: [] for setting in runs}
+    losses: dict[str, set[str]] = {setting: set() for setting in runs}
     for row, (setting, kind) in enumerate(names):
         tiles = [
             (update, not used, worker, number)
@@ -79,8 +76,10 @@ def means(runs: Mapping[str, Mapping[str, Sequence[Sequence[ReplicaStep]]]], upd
             if update <= updates
         ]
         took = [tile[0::2] for tile in tiles if not tile[1]]
-        thrown_away[setting].append(len(tiles) - len(took))
-        stolen[setting].append(len(took) - len({*took}))
+        if stolen := len(took) - len({*took}):
+            losses[setting].add("slots stolen")
+            quiet = {"va": "center", "color": style.QUIET}
+            style.note(axes, f"slots stolen: {stolen}", (updates + 0.43, row - 0.15), (6, 0), **quiet)
         for update, thrown in product(range(1, updates + 1), (False, True)):
             own = [tile[2:] for tile in tiles if tile[:2] == (update, thrown)]
             width = 0.86 / len(own) if thrown and own else 0.86
@@ -94,6 +93,7 @@ def means(runs: Mapping[str, Mapping[str, Sequence[Sequence[ReplicaStep]]]], upd
                 axes.bar(middle, 0.23, width - 0.05 * thrown, level - 0.115, **look)
                 style.inside(axes, middle, level, str(number), fill)
         if last := max((tile[0] for tile in tiles if tile[1]), default=0):
+            losses[setting].add("gradients thrown away")
             style.note(axes, "thrown away", (last + 0.43, row + 0.29), (4, 0), va="center", color=style.QUIET)
     style.rows(axes, [f"{kind},\n{setting}" for setting, kind in names], (len(names) - 0.45, -1.05))
     for worker in range(len(next(iter(runs[setting].values())))):
@@ -102,13 +102,7 @@ def means(runs: Mapping[str, Mapping[str, Sequence[Sequence[ReplicaStep]]]], upd
         style.inside(axes, 1.5 + 2 * worker, -0.8, colour, colour)
     axes.grid(visible=False)
     label = "update: it applies the mean of the filled gradients above"
-    axes.set(xlim=(0.4, updates + 1.8), xticks=range(1, updates + 1), xlabel=label)
-    counts = [[" and ".join(map(str, of[setting])) for of in (thrown_away, stolen)] for setting in runs]
-    words = (
-        f"{setting}, {thrown} gradients thrown away, {taken} slots stolen"
-        for setting, (thrown, taken) in zip(runs, counts, strict=True)
-        if any(thrown_away[setting] + stolen[setting])
-    )
-    kinds = " and ".join(next(iter(runs.values())))
-    detail = f"first {updates} updates, {kinds}; a tile: a worker's gradient, with the number of its step"
+    axes.set(xlim=(0.4, updates + 2.2), xticks=range(1, updates + 1), xlabel=label)
+    words = (f"{setting}, {' and '.join(sorted(lost))}" for setting, lost in losses.items() if lost)
+    detail = f"first {updates} updates; a tile: a worker's gradient, with the number of its step"
     return style.finish(figure, ("; ".join(words) or "nothing is thrown away or stolen").capitalize(), detail)

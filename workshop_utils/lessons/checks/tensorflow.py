@@ -194,7 +194,7 @@ def shardings(answer: Mapping[str, Any]) -> str:
         for sentence, is_made in mistakes(__name__, "shardings").items():
             refuse(is_made(name, given), f"`{name}` {sentence}{costs}")
     return (
-        "a device has half of the hidden layer and half of the batch, and a step has two all-reduces alone: of the "
+        "a device has half of the hidden layer and half of the batch, and a step has only two all-reduces: of the "
         "scores over `model`, and of the gradients over `data`."
     )
 
@@ -221,7 +221,7 @@ def _cut_by(name: str, spec: Any, shape: tuple[int, ...]) -> list[tuple[str, ...
 
 
 def _compiled(_: object, cuts: Mapping[str, Any]) -> tuple[list[str], list[str]]:
-    """The arrays of which devices hold other parts than they should, and collectives that the right specs spare."""
+    """The arrays of which devices hold the wrong parts, and the collectives that the right specs do not need."""
     import jax
 
     os.environ["PJRT_NPROC"] = "32"  # threads: with few, devices may wait for each other for ever
