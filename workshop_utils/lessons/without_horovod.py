@@ -12,7 +12,7 @@ import copy
 import functools
 from collections.abc import Callable, Mapping
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, NoReturn
 
 from workshop_utils import optional
 from workshop_utils.ranks import on_ranks
@@ -76,7 +76,7 @@ class HorovodOverTorch:
         import torch
 
         for option in options.keys() - {"compression", "op"}:
-            getattr(self, f"DistributedOptimizer(…, {option}=…)")
+            _say_missing(f"DistributedOptimizer(…, {option}=…)")
 
         def average(*_: Any) -> None:
             for each in (each for group in optimizer.param_groups for each in group["params"]):
@@ -87,11 +87,15 @@ class HorovodOverTorch:
         wrapped = copy.copy(optimizer)  # shares all but the hooks
         wrapped.register_step_pre_hook(average)
         for method in ("synchronize", "skip_synchronize"):
-            setattr(wrapped, method, functools.partial(getattr, self, f"DistributedOptimizer(…).{method}"))
+            setattr(wrapped, method, functools.partial(_say_missing, f"DistributedOptimizer(…).{method}"))
         return wrapped
 
     def __getattr__(self, name: str) -> Any:
-        raise AttributeError(f"hvd.{name} {MISSING}; {HOW}")
+        _say_missing(name)
+
+
+def _say_missing(name: str) -> NoReturn:
+    raise AttributeError(f"hvd.{name} {MISSING}; {HOW}")
 
 
 def over_torch(dist: Any, program: Callable[..., Any], **arguments: Any) -> Any:
@@ -106,7 +110,7 @@ def call(program: Callable[..., Any], arguments: Mapping[str, Any]) -> dict[str,
 
     @functools.wraps(program)
     def by_torch(dist: Any, **arguments: Any) -> Any:
-        return over_torch(dist, program, **arguments)
+        return program(HorovodOverTorch(dist), **arguments)
 
     return {"program": by_torch, "arguments": dict(arguments), "framework": "torch"}
 
