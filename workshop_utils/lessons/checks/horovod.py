@@ -50,6 +50,10 @@ class _Trained(NamedTuple):
         return [image for each in self.passes for image in each.images]
 
     @property
+    def broadcasts_while_training(self) -> bool:
+        return any(0 < before < len(self.passes) for before in self.broadcasts)
+
+    @property
     def changes(self) -> np.ndarray:
         """Of the weights, from each pass to the next."""
         return np.diff([*(each.weights for each in self.passes), self.last], axis=0)
@@ -165,7 +169,10 @@ def _convert_pytorch(hvd: Any, answer: Callable[..., Any]) -> _Trained:
     torch.manual_seed(hvd.rank())  # as where nobody sets a seed
     first, passes = _weights(model), _passes(model)
     watched = _Watched(hvd, passes)
-    save = lambda given: saved.append(_weights(given) if isinstance(given, torch.nn.Linear) else repr(given))  # noqa: E731
+
+    def save(given: Any) -> None:
+        saved.append(_weights(given) if isinstance(given, torch.nn.Linear) else repr(given))
+
     try:
         loss = answer(watched, model, dataset, RATE, EPOCHS, save)
     except AttributeError as error:
@@ -220,7 +227,7 @@ def _judge_weights(where: str, ranks: Sequence[_Trained]) -> None:
         "step.": _distance(starts, ranks[0].first) > TOLERANCE,
         "a step is not that of one process with all batches: average the gradients once, and keep one rate, "
         f"{size} times the given one, without warm-up, momentum or weight decay.": not is_right,
-        AGAIN: any(0 < before < len(rank.passes) for rank in ranks for before in rank.broadcasts),
+        AGAIN: any(rank.broadcasts_while_training for rank in ranks),
     }
     refuse_any(f"{where}, ", slips)
 
@@ -365,7 +372,7 @@ def _judge_steps(where: str, ranks: Sequence[_Trained], batches: int, limit: flo
         f"a step is not along the clipped mean of all gradients: {_distance(used, right):.2g} off.": not is_right,
         f"each gradient travels {sent:.2g} times in a step; once is enough. `step()` sends again what `synchronize()` "
         "has sent, unless it stands in `with optimizer.skip_synchronize():`.": sent > 1.75,
-        AGAIN: any(0 < before < len(rank.passes) for rank in ranks for before in rank.broadcasts),
+        AGAIN: any(rank.broadcasts_while_training for rank in ranks),
     }
     refuse_any(f"{where}, ", slips)
 

@@ -88,7 +88,7 @@ def replica(answer: Callable[..., Any]) -> str:
 
 
 def _needs(module: str) -> None:
-    """Raise NotYet without `module`."""
+    """Raise NotYet without `module`, which the extra `tensorflow` brings."""
     if not optional.is_installed(module):
         raise NotYet(f"{optional.sentence('tensorflow')}.")
 
