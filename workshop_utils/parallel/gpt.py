@@ -14,7 +14,7 @@ import copy
 import math
 import weakref
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any, Self
@@ -70,15 +70,26 @@ class GPTSizes:
 
 
 class Embedding(nn.Module):
-    """Tokens (batch, sequence) to activations (batch, sequence, width)."""
+    """Tokens (batch, sequence) to activations (batch, sequence, width).
+
+    Attributes:
+        places: where in the whole sequence the tokens stand, if this rank has a part of it; None: at its beginning.
+    """
 
     def __init__(self, sizes: GPTSizes) -> None:
         super().__init__()
         self.token = nn.Embedding(sizes.vocabulary, sizes.width)
         self.position = nn.Embedding(sizes.sequence, sizes.width)
+        self.places: Tensor | None = None
 
     def forward(self, tokens: Tensor) -> Tensor:
-        return self.token(tokens) + self.position.weight[: tokens.shape[1]]
+        places = slice(tokens.shape[1]) if self.places is None else self.places
+        return self.token(tokens) + self.position.weight[places]
+
+
+def causal_attention(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+    """What each token's query mixes from the values of those up to it; all (batch, heads, sequence, head width)."""
+    return functional.scaled_dot_product_attention(query, key, value, is_causal=True)
 
 
 class Attention(nn.Module):
@@ -86,6 +97,9 @@ class Attention(nn.Module):
 
     The rows of `qkv` are ordered by heads: query, key and value of the first head, of the second, and so on. Any heads'
     rows, with the same heads' columns of `out`, are therefore an Attention too.
+
+    Attributes:
+        core: mixes values, as `causal_attention` does; another one may know of other ranks, or compute again.
     """
 
     def __init__(self, sizes: GPTSizes) -> None:
@@ -93,13 +107,14 @@ class Attention(nn.Module):
         self.head_width = sizes.head_width
         self.qkv = nn.Linear(sizes.width, 3 * sizes.width)
         self.out = nn.Linear(sizes.width, sizes.width)
+        self.core: Callable[[Tensor, Tensor, Tensor], Tensor] = causal_attention
 
     def forward(self, x: Tensor) -> Tensor:
         qkv = self.qkv(x)
         batch, sequence, _ = qkv.shape
         heads = qkv.view(batch, sequence, -1, 3 * self.head_width).transpose(1, 2)
         query, key, value = heads.chunk(3, dim=-1)
-        mixed = functional.scaled_dot_product_attention(query, key, value, is_causal=True)
+        mixed = self.core(query, key, value)
         return self.out(mixed.transpose(1, 2).reshape(batch, sequence, -1))
 
 

@@ -195,14 +195,15 @@ class VocabularyParallelEmbedding(Cut):
         self.tokens = region.own(embedding.token.num_embeddings)
         self.token = _part(embedding.token.weight[self.tokens])
         self.position = _part(embedding.position.weight)
+        self.places = embedding.places
 
     def forward(self, tokens: Tensor) -> Tensor:
         foreign = (tokens < self.tokens.start) | (tokens >= self.tokens.stop)
         local = (tokens - self.tokens.start).masked_fill(foreign, 0)
         own = functional.embedding(local, self.token).masked_fill(foreign.unsqueeze(-1), 0.0)
-        sequence = tokens.shape[1]
-        places = self.region.own(sequence) if self.region.sequence_parallel else slice(sequence)
-        return self.region.sum_up(own) + self.position[places]
+        position = self.position[slice(tokens.shape[1]) if self.places is None else self.places]
+        share = self.region.own(tokens.shape[1]) if self.region.sequence_parallel else slice(None)
+        return self.region.sum_up(own) + position[share]
 
 
 def vocabulary_parallel_cross_entropy(
