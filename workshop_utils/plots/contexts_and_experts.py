@@ -1,0 +1,1 @@
+"""Figures of long contexts, experts and pipelines without bubbles."""
