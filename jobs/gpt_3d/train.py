@@ -52,7 +52,7 @@ def plan(options: argparse.Namespace, workers: int) -> tuple[GPTSizes, Schedule,
     """The model's sizes, each pipeline's schedule and the mesh's sizes; ends the script where they cannot be."""
     mesh_sizes = options.data, options.tensor, options.pipeline
     try:
-        mesh.check(*mesh_sizes, workers)
+        mesh.check(workers, *mesh_sizes)
         sizes = GPTSizes(layers=options.layers)
         schedule = schedule_of(options.schedule, options.pipeline, options.microbatches, options.chunks)
         sizes.check_cut(options.tensor, schedule.stages, bool(options.sequence_parallel))

@@ -1,13 +1,9 @@
-"""The small GPT, and the mesh that it is spread over."""
+"""The small GPT, whole and in stages."""
 
-import numpy as np
 import pytest
 import torch
 from torch import nn
 
-from workshop_utils.comm import threads
-from workshop_utils.comm.ring import ring_all_reduce
-from workshop_utils.parallel import mesh
 from workshop_utils.parallel.gpt import GPT, GPTSizes, Kept, batch_of, cross_entropy, gradient_error, manual
 
 pytestmark = pytest.mark.processes
@@ -60,33 +56,6 @@ def test_batches_are_the_same_everywhere_and_targets_are_the_next_bytes():
 def test_what_cannot_be_is_named(call, said):
     with pytest.raises(ValueError, match=said):
         call()
-
-
-@pytest.mark.parametrize("sizes", [(1, 1, 1), (2, 2, 2), (3, 1, 2), (1, 4, 3), (2, 3, 1)])
-def test_the_groups_of_a_mesh_meet_in_one_rank_and_tensor_neighbours_are_next_to_each_other(sizes):
-    ranks = sizes[0] * sizes[1] * sizes[2]
-
-    def groups_of(communicator):
-        groups = mesh.mesh_of(communicator, *sizes)
-        members = []
-        for group in groups:
-            numbers = np.zeros(group.size, np.int64)
-            numbers[group.rank] = communicator.rank
-            ring_all_reduce(group, numbers)
-            members.append(numbers.tolist())
-        return members
-
-    for rank, (data, tensor, pipeline) in enumerate(threads.run(ranks, groups_of)):
-        assert (len(data), len(tensor), len(pipeline)) == sizes
-        assert {*data} & {*tensor} == {*tensor} & {*pipeline} == {*pipeline} & {*data} == {rank}
-        assert tensor == list(range(tensor[0], tensor[0] + sizes[1]))  # who talk most are neighbours
-
-
-def test_a_mesh_that_is_not_as_large_as_the_run_is_refused():
-    with pytest.raises(ValueError, match="2 × 2 × 3; it must make 8, the number of workers"):
-        mesh.check(2, 2, 3, 8)
-    with pytest.raises(ValueError, match="-1 × -1 × 1; it must make 1"):
-        mesh.check(-1, -1, 1, 1)
 
 
 def test_what_is_kept_for_backward_is_counted_until_it_is_let_go_of():

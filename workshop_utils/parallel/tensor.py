@@ -23,7 +23,7 @@ PyTorch's `nn.Linear` keeps A transposed, so that a cut by columns is one by the
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import torch
@@ -277,22 +277,35 @@ def parallelize(module: nn.Module, region: Region) -> nn.Module:
     return module
 
 
+def cut_parameters(module: nn.Module) -> set[Any]:
+    """The parameters of which this rank has a part, where its tensor neighbours have others; all others are whole."""
+    cut = [layer for layer in module.modules() if isinstance(layer, Cut)]
+    return {getattr(layer, name) for layer in cut for name in layer.cut}
+
+
 def finish_gradients(module: nn.Module, region: Region) -> None:
     """Sum the gradients of parameters that every rank has whole (norms, positions, biases behind a sum).
 
     With sequence parallelism each rank has seen only its share of the sequence; without it there is nothing to do.
     To be called after the last backward pass of a step.
     """
-    cut = [layer for layer in module.modules() if isinstance(layer, Cut)]
-    parts = {id(getattr(layer, name)) for layer in cut for name in layer.cut}
-    whole = [parameter for parameter in module.parameters() if id(parameter) not in parts]
-    gradients = [parameter.grad for parameter in whole if parameter.grad is not None]
-    if not region.sequence_parallel or not gradients:
+    if region.sequence_parallel:
+        cut = cut_parameters(module)
+        all_reduce_gradients((each for each in module.parameters() if each not in cut), region.communicator)
+
+
+def all_reduce_gradients(
+    parameters: Iterable[nn.Parameter], communicator: Communicator, operation: Operation = "sum"
+) -> None:
+    """Replace the gradients of `parameters`, which may have none, by their reduction over all ranks, in one message."""
+    gradients = [parameter.grad for parameter in parameters if parameter.grad is not None]
+    if not gradients:
         return
     together = torch.cat([gradient.flatten() for gradient in gradients])
-    ring_all_reduce(region.communicator, together.numpy())
-    parts_of_sum = together.split([gradient.numel() for gradient in gradients])
-    for gradient, reduced in zip(gradients, parts_of_sum, strict=True):
+    ring_all_reduce(communicator, together.numpy(), operation)
+    for gradient, reduced in zip(
+        gradients, together.split([each.numel() for each in gradients]), strict=True
+    ):
         gradient.copy_(reduced.view_as(gradient))
 
 

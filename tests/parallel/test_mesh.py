@@ -1,0 +1,120 @@
+"""A mesh's groups, and the gradients that are summed, counted and clipped over them."""
+
+import copy
+import math
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+from workshop_utils.comm import threads
+from workshop_utils.comm.ring import ring_all_reduce
+from workshop_utils.parallel import mesh
+from workshop_utils.parallel.fully_sharded import FullySharded
+from workshop_utils.parallel.gpt import GPT, GPTSizes, batch_of, cross_entropy, gradient_error, manual
+from workshop_utils.parallel.tensor import Region, parallelize
+
+pytestmark = pytest.mark.processes
+
+SIZES = GPTSizes(layers=3, width=12, heads=3, sequence=8)
+DIRECTIONS = ("data", "tensor", "pipeline", "context", "experts")
+# data, tensor, pipeline, context, experts
+SHAPES = [
+    (1, 1, 1, 1, 1),
+    (2, 2, 2, 1, 1),
+    (3, 1, 2, 1, 3),
+    (1, 3, 3, 1, 1),
+    (2, 3, 1, 2, 4),
+    (2, 2, 1, 3, 2),
+]
+
+
+def whole_gradients():
+    model = GPT(SIZES, seed=1, dtype=torch.float64)
+    tokens, targets = batch_of(manual(), 1, 6, SIZES.sequence)
+    cross_entropy(model(tokens), targets).backward()
+    return model
+
+
+@pytest.mark.parametrize("sizes", SHAPES, ids=str)
+def test_the_groups_of_a_mesh_meet_in_one_rank_and_who_talk_most_are_neighbours(sizes):
+    by_name = dict(zip(DIRECTIONS, sizes, strict=True))
+
+    def groups_of(communicator):
+        members = {}
+        for name, group in mesh.mesh_of(communicator, **by_name)._asdict().items():
+            numbers = np.zeros(group.size, np.int64)
+            numbers[group.rank] = communicator.rank
+            ring_all_reduce(group, numbers)
+            members[name] = numbers.tolist()
+        return members
+
+    for rank, of in enumerate(threads.run(math.prod(sizes[:4]), groups_of)):
+        assert {name: len(of[name]) for name in DIRECTIONS} == by_name
+        lines = [{*of[name]} for name in DIRECTIONS[:4]]
+        assert [one & other for one in lines for other in lines if one is not other] == [{rank}] * 12
+        assert of["tensor"] == list(range(of["tensor"][0], of["tensor"][0] + sizes[1]))
+        assert {*of["data"], *of["context"], *of["experts"], *of["expert_replicas"]} <= {*of["replicas"]}
+        assert {*of["experts"]} & {*of["expert_replicas"]} == {rank}
+        assert len(of["experts"]) * len(of["expert_replicas"]) == len(of["replicas"]) == sizes[0] * sizes[3]
+        first = of["replicas"].index(of["experts"][0])
+        assert of["replicas"][first : first + sizes[4]] == of["experts"]
+
+
+@pytest.mark.parametrize("sizes", SHAPES, ids=str)
+@pytest.mark.parametrize("longest", [0.1, 1e3])
+def test_gradients_are_clipped_as_one_process_clips_them(sizes, longest):
+    gradients, whole = whole_gradients().gradients(), whole_gradients()
+    norm = nn.utils.clip_grad_norm_(whole.parameters(), longest).item()
+    clipped = whole.gradients()
+
+    def program(communicator):
+        groups = mesh.mesh_of(communicator, **dict(zip(DIRECTIONS, sizes, strict=True)))
+        region, stage = Region(groups.tensor), groups.pipeline.rank
+        parts = (copy.deepcopy(each).stages(groups.pipeline.size)[stage] for each in (gradients, clipped))
+        part, expected = (parallelize(each, region) for each in parts)
+        for parameter in part.parameters():
+            parameter.grad = parameter.detach().clone()
+        got = mesh.clip_gradients(part, groups, longest)
+        return got, gradient_error(part, expected)
+
+    norms, errors = zip(*threads.run(math.prod(sizes[:4]), program), strict=True)
+    assert len({*norms}) == 1  # to the last bit
+    assert norms[0] == pytest.approx(norm, rel=1e-12)
+    assert max(errors) <= 1e-12 * norm
+
+
+def test_shards_count_on_every_replica_and_what_another_stage_counts_does_not():
+    gradients, whole = whole_gradients().gradients(), whole_gradients()
+    norm = nn.utils.clip_grad_norm_(whole.parameters(), math.inf).item()
+
+    def program(communicator):
+        groups = mesh.mesh_of(communicator, data=3, tensor=2)
+        part = parallelize(copy.deepcopy(gradients), Region(groups.tensor))
+        own = {name: parameter.detach().clone() for name, parameter in part.named_parameters()}
+        with FullySharded(part, groups.replicas, units=part.layers) as model:
+            for name, each in model.sharded.items():
+                each.shard.grad = each.cut(own[name])
+            return mesh.gradient_norm(model, groups), mesh.gradient_norm(model, groups, {*model.parameters()})
+
+    assert threads.run(6, program) == [(pytest.approx(norm, rel=1e-12), 0.0)] * 6
+
+
+@pytest.mark.parametrize(
+    ("call", "said"),
+    [
+        (lambda: mesh.check(8, 2, 2, 3), "2 × 2 × 3 × 1; it must make 8, the number of workers"),
+        (lambda: mesh.check(1, -1, -1), "-1 × -1 × 1 × 1; it must make 1"),
+        (
+            lambda: mesh.check(4, 2, context=2, experts=3),
+            "experts is 3 ranks; it must divide data × context, 4",
+        ),
+        (lambda: mesh.check(1, experts=0), "experts is 0 ranks"),
+        (lambda: mesh.clip_gradients(nn.Linear(1, 1), None, 0.0), "max_norm is 0.0; it must be above zero"),
+        (lambda: mesh.clip_gradients(nn.Linear(1, 1), None, math.nan), "max_norm is nan; it must be above"),
+    ],
+)
+def test_what_no_mesh_can_be_is_named(call, said):
+    with pytest.raises(ValueError, match=said):
+        call()
