@@ -306,6 +306,13 @@ def two_levels_of_one_owner_after_another(communicator, array, group):
             communicator.send(other, parts[place])
 
 
+def groups_from_a_grid(rank, sizes):
+    grid = np.arange(np.prod([*sizes.values()])).reshape([*sizes.values()], order="F")
+    place = np.argwhere(grid == rank)[0]
+    ways = enumerate(sizes)
+    return {way: grid[(*place[:axis], slice(None), *place[axis + 1 :])] for axis, way in ways}
+
+
 def held_at_the_newest_version(state, worker, bound):
     slowest = min(state.pushes[each] for each in state.active)
     return state.version > state.has[worker] and state.pushes[worker] - slowest <= bound
@@ -328,6 +335,7 @@ def held_at_the_newest_version(state, worker, bound):
         (parallelism.uneven_step, one_bad_image_spoils_all_weights),
         (model_parallel.tensor_parallel_mlp, mlp_with_a_hook),
         (model_parallel.pipeline_messages, passes_of_one_form),
+        (model_parallel.mesh_groups, groups_from_a_grid),
         (failures.atomic_save, checkpoints.write_atomically),
         (failures.atomic_save, through_a_part),
         (failures.atomic_save, through_a_folder_beside_it),

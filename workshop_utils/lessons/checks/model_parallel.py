@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+import math
+from collections.abc import Callable, Iterator, Mapping
 from numbers import Integral
 from typing import Any
 from unittest import mock
@@ -10,7 +11,17 @@ from unittest import mock
 import numpy as np
 
 from workshop_utils.comm.communicator import Communicator, PeerDied
-from workshop_utils.lessons.checks import NotYet, Wrong, exercise, explain, is_missing, refuse, result_of
+from workshop_utils.lessons.checks import (
+    NotYet,
+    Wrong,
+    exercise,
+    explain,
+    is_missing,
+    listed,
+    number_of,
+    refuse,
+    result_of,
+)
 from workshop_utils.lessons.checks.open_question import question
 from workshop_utils.lessons.checks.processes import on_two_and_three_ranks, values_on_ranks
 from workshop_utils.parallel import schedule as schedules
@@ -22,6 +33,14 @@ Answer = Callable[[int, int, int], list[tuple[Kind, int]]]
 WIDTH, HIDDEN, ROWS = 40, 96, 50
 MOST_BYTES = 1.15  # of two all-reduces; headers are less than a tenth
 SHAPE = (2, 3)  # of a microbatch's activations
+# The first direction runs fastest.
+MESHES: tuple[dict[str, int], ...] = (
+    {"tensor": 2, "data": 2, "pipeline": 2},
+    {"tensor": 3, "data": 2, "pipeline": 4},
+    {"pipeline": 2, "data": 3, "tensor": 2},
+    {"tensor": 2, "context": 3, "data": 1, "pipeline": 5},
+    {"data": 7},
+)
 
 slow_stage = question(__name__, "slow_stage")
 
@@ -242,3 +261,79 @@ def _order(answer: Answer, rank: int, ranks: int, microbatches: int) -> tuple[Pa
         form = "each pass must look like ('forward', 0) or ('backward', 0)"
         refuse(not is_pass, f"{has} {each!r} as its pass {step}; {form}.")
     return tuple(Pass(kind, number, rank) for kind, number in order)
+
+
+@exercise
+def mesh_groups(answer: Callable[[int, dict[str, int]], Any]) -> str:
+    """`answer(rank, sizes)` is, by direction, the group of `rank`; the first of `sizes` runs fastest."""
+    for sizes in MESHES:
+        shape = " × ".join(f"{direction} {size}" for direction, size in sizes.items())
+        # Rank 0's group is the same with several mistakes.
+        for rank in reversed(range(math.prod(sizes.values()))):
+            groups = result_of(answer, rank, dict(sizes))
+            _judge_groups(f"in a mesh of {shape}, rank {rank}", groups, rank, sizes)
+    return (
+        "in every direction each rank finds its group, whatever the order of directions and their sizes. Megatron-LM "
+        "numbers its ranks so, too: tensor first, then context, data and pipeline."
+    )
+
+
+def _judge_groups(where: str, groups: Any, rank: int, sizes: Mapping[str, int]) -> None:
+    """Raise Wrong with the first thing that is wrong with what a learner gives as the groups of `rank`."""
+    form = f"give a dictionary with a list of ranks for each of {listed(sizes)}"
+    refuse(not isinstance(groups, Mapping), f"{where} gives {groups!r}; {form}.")
+    refuse(set(groups) != set(sizes), f"{where} has groups for {listed(groups) or 'no direction'}; {form}.")
+    got: dict[str, list[int]] = {}
+    for direction in sizes:
+        group, named = groups[direction], f"{where} has the {direction} group {groups[direction]!r}"
+        refuse(
+            isinstance(group, set | frozenset),
+            f"{named}; a set has no order, and a group needs one: give a list.",
+        )
+        is_list = isinstance(group, list | tuple | range) or getattr(group, "ndim", 0) == 1
+        refuse(not is_list, f"{named}; it must be a list of ranks.")
+        members = [each.item() if hasattr(each, "item") else each for each in group]
+        whole = all(isinstance(each, Integral) and not isinstance(each, bool) for each in members)
+        refuse(not whole, f"{named}; ranks are whole numbers, as // gives them.")
+        got[direction] = [int(each) for each in members]
+    right = _groups(rank, sizes)
+    others = {
+        "those are of another order of directions; the first of `sizes` runs fastest": _groups(
+            rank, {direction: sizes[direction] for direction in [*sizes][::-1]}
+        ),
+        "those are the groups of rank 0; each rank has its own": _groups(0, sizes),
+        "those are places in the groups, from 0; give the ranks that stand there": {
+            direction: [*range(size)] for direction, size in sizes.items()
+        },
+        "those are consecutive ranks, as only the first direction has; take steps in the others": {
+            direction: [*range(rank // size * size, rank // size * size + size)]
+            for direction, size in sizes.items()
+        },
+    }
+    shown = f"{where} has the groups {got}"
+    for sentence, wrong in others.items():
+        refuse(got == wrong != right, f"{shown}; {sentence}.")
+    for direction, other in ((one, two) for one in sizes for two in sizes):
+        swapped = got[direction] == right[other] != right[direction] == got[other]
+        refuse(swapped, f"{shown}; {direction} and {other} are exchanged.")
+    for direction, size in sizes.items():
+        group, due = got[direction], right[direction]
+        if group == due:
+            continue
+        named = f"{where} has the {direction} group {group}"
+        refuse(sorted([*group, rank]) == due, f"{named}; the rank itself must be in it.")
+        refuse(len(group) != size, f"{named}; it must have {number_of(size, 'rank')}.")
+        order = "in ascending order, since a rank's place in it is its number there"
+        refuse(sorted(group) == due, f"{named}; give it {order}.")
+        refuse(rank not in group, f"{named}; the rank itself must be in it.")
+        step = "all others in it differ from the rank in this direction alone"
+        raise Wrong(f"{named}; it must be {due}: {step}.")
+
+
+def _groups(rank: int, sizes: Mapping[str, int]) -> dict[str, list[int]]:
+    groups, stride = {}, 1
+    for direction, size in sizes.items():
+        first = rank - rank // stride % size * stride
+        groups[direction] = [*range(first, first + size * stride, stride)]
+        stride *= size
+    return groups
