@@ -1,0 +1,162 @@
+"""All-to-all, directly and by pairs: results, messages and bytes on every transport, and times in virtual time."""
+
+from functools import partial
+
+import numpy as np
+import pytest
+
+from workshop_utils.comm import threads
+from workshop_utils.comm.all_to_all import (
+    all_to_all_bytes_sent,
+    all_to_all_seconds,
+    direct_all_to_all,
+    pairwise_all_to_all,
+    uneven_all_to_all_seconds,
+)
+from workshop_utils.comm.communicator import Mismatch
+from workshop_utils.comm.simulated import Link, Shape, simulate
+from workshop_utils.comm.stamped import StampedCommunicator
+from workshop_utils.comm.subset import Subset
+
+WAYS = [direct_all_to_all, pairwise_all_to_all]
+LATENCY, BANDWIDTH = 50e-6, 125e6
+LINK = Link(LATENCY, BANDWIDTH)
+
+
+def rows(size):
+    """How many rows rank r sends rank s: every number from 0 on, once."""
+    return np.arange(size * size).reshape(size, size)
+
+
+def exchange(communicator, way):
+    """What a rank has received from each other one, and its messages and bytes; contents tell from whom to whom."""
+    rank, sizes = communicator.rank, rows(communicator.size)
+    outgoing = [np.full((count, 2), 100 * rank + to, np.float32) for to, count in enumerate(sizes[rank])]
+    incoming = [np.empty((count, 2), np.float32) for count in sizes[:, rank]]
+    way(communicator, outgoing, incoming)
+    traffic = communicator.traffic
+    return (
+        [each.ravel().tolist() for each in incoming],
+        traffic.messages_sent.tolist(),
+        traffic.bytes_sent.tolist(),
+    )
+
+
+def exchanged(size):
+    """What `exchange` must return on each rank."""
+    return [
+        (
+            [[100.0 * source + rank] * (2 * int(count)) for source, count in enumerate(rows(size)[:, rank])],
+            [int(to != rank) for to in range(size)],
+            [8 * int(count) * (to != rank) for to, count in enumerate(rows(size)[rank])],
+        )
+        for rank in range(size)
+    ]
+
+
+@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("size", range(1, 8))
+def test_each_rank_has_what_each_other_one_sent_it_and_nothing_is_sent_twice(size, way):
+    program = partial(exchange, way=way)
+    assert threads.run(size, program) == exchanged(size)
+    assert threads.run(size, program, is_buffered=False) == exchanged(size)
+    assert simulate(size, program, LINK).results == exchanged(size)
+    behind_links = simulate(size, lambda inner: program(StampedCommunicator(inner, (BANDWIDTH,) * size)))
+    assert behind_links.results == exchanged(size)
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_a_group_of_some_ranks_exchanges_beside_another_group(way):
+    groups = [4, 0, 2], [1, 3]
+
+    def program(communicator):
+        ranks = next(each for each in groups if communicator.rank in each)
+        return exchange(Subset(communicator, ranks), way)
+
+    results = threads.run(5, program)
+    for ranks in groups:
+        assert [results[rank] for rank in ranks] == exchanged(len(ranks))
+
+
+@pytest.mark.processes
+@pytest.mark.parametrize("way", WAYS)
+def test_processes_exchange_what_threads_do(way, ranks):
+    assert ranks.run(3, exchange, way) == exchanged(3)
+
+
+def program_of(way, nbytes):
+    """The exchange of `nbytes[r][s]` bytes from rank r to rank s, where only the time matters."""
+
+    def program(communicator):
+        rank = communicator.rank
+        way(
+            communicator,
+            *([Shape(int(each), np.uint8) for each in part] for part in (nbytes[rank], nbytes[:, rank])),
+        )
+        return communicator.traffic.bytes_sent.sum()
+
+    return program
+
+
+@pytest.mark.parametrize(
+    ("way", "size"),
+    [(direct_all_to_all, size) for size in (1, 2, 3, 4, 5, 64)]
+    + [(pairwise_all_to_all, 4), (pairwise_all_to_all, 64)],
+)
+def test_equal_parts_take_their_closed_form(way, size):
+    nbytes = np.full((size, size), 10_000)
+    simulation = simulate(size, program_of(way, nbytes), LINK)
+    total = 10_000 * size
+    assert set(simulation.results) == {all_to_all_bytes_sent(size, total)}
+    seconds = all_to_all_seconds(size, total, LATENCY, BANDWIDTH)
+    assert simulation.seconds == pytest.approx(seconds, rel=1e-9, abs=1e-15)
+    assert uneven_all_to_all_seconds(nbytes, LATENCY, BANDWIDTH) == pytest.approx(
+        seconds, rel=1e-9, abs=1e-15
+    )
+
+
+@pytest.mark.parametrize("latency", [0, LATENCY, 10 * LATENCY])
+@pytest.mark.parametrize("size", [2, 3, 4, 8, 16])
+def test_where_all_send_one_rank_the_most_its_link_decides(size, latency):
+    nbytes = np.full((size, size), 100_000)
+    nbytes[:, 1] *= 10
+    busiest = (size - 1) * 1_000_000 / BANDWIDTH
+    simulation = simulate(size, program_of(direct_all_to_all, nbytes), Link(latency, BANDWIDTH))
+    expected = uneven_all_to_all_seconds(nbytes, latency, BANDWIDTH)
+    assert simulation.seconds == pytest.approx(expected) == pytest.approx(busiest + latency)
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_four_ranks_with_parts_of_any_size_take_what_the_formula_says(seed):
+    nbytes = np.random.default_rng(seed).integers(0, 1_000_000, (4, 4))
+    simulation = simulate(4, program_of(direct_all_to_all, nbytes), LINK)
+    expected = uneven_all_to_all_seconds(nbytes, LATENCY, BANDWIDTH)
+    assert simulation.seconds == pytest.approx(expected)
+    others = nbytes * (1 - np.eye(4))
+    assert expected >= LATENCY + max(others.sum(0).max(), others.sum(1).max()) / BANDWIDTH
+
+
+@pytest.mark.parametrize(
+    ("outgoing", "incoming", "message"),
+    [
+        (1, 2, "outgoing has 1 arrays and incoming 2; both must have 2, one for each rank"),
+        (2, 3, "outgoing has 2 arrays and incoming 3; both must have 2"),
+    ],
+)
+def test_an_array_for_each_rank_is_asked_for(outgoing, incoming, message):
+    def program(communicator):
+        direct_all_to_all(communicator, [np.zeros(1)] * outgoing, [np.zeros(1)] * incoming)
+
+    with pytest.raises(ValueError, match=message):
+        threads.run(2, program)
+
+
+def test_parts_that_do_not_fit_are_refused_before_or_when_they_come():
+    def program(communicator, own, others):
+        parts = [np.zeros(own if rank == communicator.rank else others) for rank in range(2)]
+        direct_all_to_all(communicator, parts, [np.zeros(3), np.zeros(3)])
+
+    with pytest.raises(ValueError, match=r"outgoing\[\d\] has 2 elements; it must have the 3 of incoming"):
+        threads.run(2, partial(program, own=2, others=3))
+    with pytest.raises(Mismatch, match=r"sent 2 × float64 where rank . expects 3 × float64, in all_to_all"):
+        threads.run(2, partial(program, own=3, others=2))

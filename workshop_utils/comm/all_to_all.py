@@ -1,0 +1,125 @@
+"""All-to-all: every rank has something different for every other one, such as tokens for the experts that it holds.
+
+Each of N ranks has K bytes, and keeps an N-th of them; nothing is reduced, and nothing is sent twice:
+
+| algorithm | at step s, rank r | messages a rank sends | bytes |
+| --- | --- | --- | --- |
+| direct | sends to rank r + s and receives from rank r − s | N − 1 | (N − 1)/N · K |
+| by pairs | sends to and receives from one partner, another one at each step | N − 1 | (N − 1)/N · K |
+
+MPICH calls both of them pairwise exchange, and pairs ranks where N is a power of two (Thakur, Rabenseifner, Gropp 2005,
+"Optimization of collective communication operations in MPICH", section 4.3). Here the pairs are those of a round-robin
+tournament, for any N. Parts may differ in size, as in MPI_Alltoallv.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import numpy as np
+
+from workshop_utils.comm.communicator import Array, Communicator, as_array, inside
+
+
+def direct_all_to_all(
+    communicator: Communicator, outgoing: Sequence[Array], incoming: Sequence[Array]
+) -> None:
+    """Send `outgoing[r]` to each rank r, and fill `incoming[r]` with what rank r sends.
+
+    Parts are arrays or tensors of PyTorch, of any shape and number of elements, also none; sender and receiver must
+    agree on them. Those of `incoming` must be contiguous.
+
+    Raises:
+        ValueError: unless there is one array for each rank, and this rank's own two parts are of one size.
+    """
+    rank, size = communicator.rank, communicator.size
+    steps = range(1, size)
+    _exchange(
+        communicator, outgoing, incoming, (((rank + step) % size, (rank - step) % size) for step in steps)
+    )
+
+
+def pairwise_all_to_all(
+    communicator: Communicator, outgoing: Sequence[Array], incoming: Sequence[Array]
+) -> None:
+    """As `direct_all_to_all`, with one partner at a time: N − 1 steps, or N where N is odd, as one rank rests."""
+    partners = (partner_of(communicator.rank, step, communicator.size) for step in range(communicator.size))
+    _exchange(communicator, outgoing, incoming, ((each, each) for each in partners if each is not None))
+
+
+def partner_of(rank: int, step: int, size: int) -> int | None:
+    """Whom `rank` meets at a step of a round-robin tournament; None if it rests.
+
+    An odd number of ranks stand in a circle, where r meets step − r. Of an even number, the last stands in the middle
+    and meets the one that would meet itself.
+    """
+    circle = size if size % 2 else size - 1
+    if step == circle:
+        return None
+    if rank == circle:
+        return step * (circle + 1) // 2 % circle
+    other = (step - rank) % circle
+    if other != rank:
+        return other
+    return None if size % 2 else circle
+
+
+def _exchange(
+    communicator: Communicator,
+    outgoing: Sequence[Array],
+    incoming: Sequence[Array],
+    peers: Iterable[tuple[int, int]],
+) -> None:
+    rank, size = communicator.rank, communicator.size
+    if not len(outgoing) == len(incoming) == size:
+        given = f"outgoing has {len(outgoing)} arrays and incoming {len(incoming)}"
+        raise ValueError(f"{given}; both must have {size}, one for each rank")
+    sent, received = [as_array(each) for each in outgoing], [as_array(each) for each in incoming]
+    if sent[rank].size != received[rank].size:
+        given = f"outgoing[{rank}] has {sent[rank].size} elements"
+        raise ValueError(
+            f"{given}; it must have the {received[rank].size} of incoming[{rank}], on rank {rank}"
+        )
+    with inside(communicator, "all_to_all"):
+        received[rank][...] = sent[rank].reshape(received[rank].shape)
+        for to, source in peers:
+            communicator.send_recv(to, sent[to], source, received[source])
+
+
+def all_to_all_bytes_sent(size: int, nbytes: float) -> float:
+    """Bytes that each of `size` ranks sends of its K: (N − 1)/N · K, half of what a ring all-reduce sends.
+
+    Exact where all parts are equal.
+    """
+    return (size - 1) / size * nbytes
+
+
+def all_to_all_seconds(
+    size: int, nbytes: float, latency_seconds: float, bandwidth_bytes_per_second: float
+) -> float:
+    """(N − 1)(α + K/NB) where each rank's K bytes are equal parts: exact for direct, and by pairs where N is even.
+
+    Source: Thakur, Rabenseifner, Gropp (2005), section 4.3, whose n is the (N − 1)/N · K that is sent.
+    """
+    return (size - 1) * (latency_seconds + nbytes / size / bandwidth_bytes_per_second)
+
+
+def uneven_all_to_all_seconds(
+    nbytes: Any, latency_seconds: float, bandwidth_bytes_per_second: float
+) -> float:
+    """Seconds of `direct_all_to_all` where rank r sends rank s `nbytes[r][s]` bytes; own parts cost nothing.
+
+    Follows the steps by the rules of `topology`; a rank receives its parts in the order of its steps. Never less than α
+    and the most bytes that one rank sends or receives, over B: as much where one rank receives far more than the
+    others, about 1.3 times as much among 8 with parts of any size and little latency. On the simulated clock a later
+    part may overtake an earlier one: equal for up to 3 ranks, and within a quarter for up to 16.
+    """
+    seconds = np.asarray(nbytes) / bandwidth_bytes_per_second
+    ranks = np.arange(len(seconds))
+    now = downlink_free = np.zeros(len(ranks))
+    for step in ranks[1:]:
+        to, source = (ranks + step) % len(ranks), (ranks - step) % len(ranks)
+        downlink_free = np.maximum(now[source] + latency_seconds, downlink_free) + seconds[source, ranks]
+        now = np.maximum(now + seconds[ranks, to], downlink_free)
+    return float(now.max())
