@@ -23,12 +23,16 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+from workshop_utils.parallel.experts import Experts
+
 BYTES = 256
 
 
 @dataclass(frozen=True)
 class GPTSizes:
     """How large a GPT is; as it stands, 140,064 parameters.
+
+    Where there are `experts`, every block has so many MLPs, of which a token uses `k` (`experts.Experts`).
 
     Raises:
         ValueError: for a number that is not positive, or a width that heads do not divide.
@@ -39,11 +43,14 @@ class GPTSizes:
     heads: int = 12
     sequence: int = 48
     vocabulary: int = BYTES
+    experts: int = 0
+    k: int = 1
 
     def __post_init__(self) -> None:
         for name, value in vars(self).items():
-            if value < 1:
-                raise ValueError(f"{name} is {value}; it must be at least 1")
+            least = 0 if name == "experts" else 1
+            if value < least:
+                raise ValueError(f"{name} is {value}; it must be at least {least}")
         if self.width % self.heads:
             raise ValueError(f"width is {self.width}; it must be a multiple of the {self.heads} heads")
 
@@ -131,12 +138,17 @@ class MLP(nn.Module):
 
 
 class Block(nn.Module):
-    """Attention and MLP, each added to what came in."""
+    """Attention and MLP, or experts, each added to what came in."""
 
     def __init__(self, sizes: GPTSizes) -> None:
         super().__init__()
         self.norm1, self.attention = nn.LayerNorm(sizes.width), Attention(sizes)
-        self.norm2, self.mlp = nn.LayerNorm(sizes.width), MLP(sizes)
+        self.norm2, self.mlp = nn.LayerNorm(sizes.width), self._mlp(sizes)
+
+    @staticmethod
+    def _mlp(sizes: GPTSizes) -> MLP | Experts:
+        experts = [MLP(sizes) for _ in range(sizes.experts)]
+        return Experts(sizes.width, experts, sizes.k) if experts else MLP(sizes)
 
     def forward(self, x: Tensor) -> Tensor:
         x = x + self.attention(self.norm1(x))

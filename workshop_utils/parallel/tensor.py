@@ -33,6 +33,7 @@ from torch.nn import functional
 from workshop_utils.comm.communicator import Communicator, Operation
 from workshop_utils.comm.ring import ring_all_gather, ring_all_reduce, ring_bytes_sent, ring_reduce_scatter
 from workshop_utils.comm.subset import Subset
+from workshop_utils.parallel.experts import Experts
 from workshop_utils.parallel.gpt import Block, Embedding, Head
 
 Operator = Callable[[Tensor], Tensor]  # f, g or ḡ
@@ -264,17 +265,28 @@ def parallelize(module: nn.Module, region: Region) -> nn.Module:
     if isinstance(module, Embedding):
         return VocabularyParallelEmbedding(module, region)
     if isinstance(module, Block):
-        attention, mlp, unit = module.attention, module.mlp, module.attention.head_width
+        attention, unit = module.attention, module.attention.head_width
         attention.qkv = ColumnParallelLinear(attention.qkv, region, 3 * unit)  # type: ignore[assignment]
         attention.out = RowParallelLinear(attention.out, region, unit)  # type: ignore[assignment]
-        mlp.up = ColumnParallelLinear(mlp.up, region)  # type: ignore[assignment]
-        mlp.down = RowParallelLinear(mlp.down, region)  # type: ignore[assignment]
+        for mlp in _mlps(module, region):
+            mlp.up = ColumnParallelLinear(mlp.up, region)
+            mlp.down = RowParallelLinear(mlp.down, region)
     elif isinstance(module, Head):
         module.vocabulary = ColumnParallelLinear(module.vocabulary, region)  # type: ignore[assignment]
     else:
         for name, child in module.named_children():
             setattr(module, name, parallelize(child, region))
     return module
+
+
+def _mlps(block: Block, region: Region) -> list[Any]:
+    """Those of all experts, if the block has some: each is cut, and the router whole on every rank."""
+    if not isinstance(block.mlp, Experts):
+        return [block.mlp]
+    if region.sequence_parallel:
+        whole = "experts are cut without it: use Region(communicator)"
+        raise ValueError(f"sequence_parallel is True; {whole}")
+    return list(block.mlp.experts)
 
 
 def cut_parameters(module: nn.Module) -> set[Any]:

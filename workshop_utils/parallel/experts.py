@@ -1,0 +1,295 @@
+"""Experts on several ranks: a router sends each token to k of them, wherever they are, and brings the results back.
+
+    model = GPT(GPTSizes(experts=8, k=2))       # every MLP is a layer of 8 experts, of which a token uses 2
+    cut_experts(model, communicator)            # of 4 ranks: this one keeps 2 experts of each layer
+    loss = cross_entropy(model(own_tokens), own_targets) / communicator.size
+    loss.backward()                             # experts have the gradients of all ranks' tokens; the rest, of its own
+
+Shazeer et al. (2017), "Outrageously Large Neural Networks: The Sparsely-Gated Mixture-of-Experts Layer"; across devices
+GShard (Lepikhin et al. 2020) and Switch Transformer (Fedus, Zoph, Shazeer 2021).
+
+A rank's loss is here its part of a sum over ranks. Each expert is on one rank of the group, so its gradient is that of
+the sum already, while those of all other parameters must be summed over ranks. Where other groups hold the same
+experts, these are summed over them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from workshop_utils.comm.all_to_all import direct_all_to_all
+from workshop_utils.comm.communicator import Communicator
+from workshop_utils.comm.ring import ring_all_reduce
+
+
+class Routes(NamedTuple):
+    """Where each of T tokens goes.
+
+    Attributes:
+        chosen: (T, k) numbers of experts, the best first.
+        weights: (T, k) of their results.
+        probabilities: (T, experts): the softmax of all scores.
+    """
+
+    chosen: Tensor
+    weights: Tensor
+    probabilities: Tensor
+
+
+class Router(nn.Module):
+    """Chooses k experts for each token: those of the largest probability plus `bias`.
+
+    Weights are the probabilities of the chosen, without the bias, divided by their sum (GShard, Mixtral). With k = 1
+    they are not divided (Switch): a weight that is always 1 would leave the router without a gradient.
+
+    Attributes:
+        bias: (experts,) moves choices, not weights; only `update_bias` changes it.
+
+    Raises:
+        ValueError: if k is not between 1 and the number of experts.
+    """
+
+    bias: Tensor
+
+    def __init__(self, width: int, experts: int, k: int) -> None:
+        super().__init__()
+        if not 1 <= k <= experts:
+            raise ValueError(f"k is {k}; a token uses at least 1 and at most all of the {experts} experts")
+        self.k, self.scores = k, nn.Linear(width, experts, bias=False)
+        self.register_buffer("bias", torch.zeros(experts))
+
+    def forward(self, tokens: Tensor) -> Routes:
+        """The routes of `tokens` (T, width)."""
+        probabilities = self.scores(tokens).softmax(dim=-1)
+        chosen = (probabilities.detach() + self.bias).topk(self.k, dim=-1).indices
+        weights = probabilities.gather(-1, chosen)
+        if self.k > 1:
+            weights = weights / weights.sum(dim=-1, keepdim=True)
+        return Routes(chosen, weights, probabilities)
+
+
+class Experts(nn.Module):
+    """A layer of experts: (…, width) to (…, width), each token's result the weighted sum of its k experts'.
+
+    Args:
+        width: of a token.
+        experts: modules (rows, width) to (rows, width).
+        k: how many of them a token uses.
+        capacity_factor: None: no token is dropped. Otherwise an expert takes at most `capacity` rows from each rank;
+            first choices before second ones, earlier tokens before later ones. What is dropped counts as zero: behind
+            the residual connection the token passes unchanged.
+
+    Attributes:
+        balance: what `balance_loss` is multiplied by before its gradient is added; 0: it is left out.
+        load: (experts,) how many rows this rank's tokens asked for, with the dropped ones, since `update_bias`.
+        communicator: the ranks that share the experts; None: this one has all of them.
+
+    Raises:
+        ValueError: for a k as in Router, or a capacity factor that is not positive.
+    """
+
+    load: Tensor
+
+    def __init__(
+        self, width: int, experts: Iterable[nn.Module], k: int, capacity_factor: float | None = None
+    ) -> None:
+        super().__init__()
+        if capacity_factor is not None and not capacity_factor > 0:
+            raise ValueError(
+                f"capacity_factor is {capacity_factor}; it must be above 0, or None to drop nothing"
+            )
+        self.experts = nn.ModuleList(experts)
+        self.router = Router(width, len(self.experts), k)
+        self.capacity_factor, self.balance = capacity_factor, 0.0
+        self.register_buffer("load", torch.zeros(len(self.experts), dtype=torch.long), persistent=False)
+        self.communicator: Communicator | None = None
+
+    def forward(self, x: Tensor) -> Tensor:
+        tokens = x.flatten(0, -2)
+        routes = self.router(tokens)
+        choices = routes.chosen.t().flatten()  # first choices of all tokens, then second ones
+        asked = torch.bincount(choices, minlength=len(self.load))
+        self.load += asked
+        loads = self._all_loads(asked)
+        kept = loads if self.capacity_factor is None else loads.minimum(capacity(loads, self.capacity_factor))
+        own = 0 if self.communicator is None else self.communicator.rank
+
+        by_expert = choices.argsort(stable=True)
+        queue = torch.arange(len(choices)) - (asked.cumsum(0) - asked)[choices[by_expert]]  # place in it
+        by_expert = by_expert[queue < kept[own][choices[by_expert]]]
+        token = by_expert % max(1, len(tokens))
+
+        results = self._results(tokens[token], kept)
+        weighted = routes.weights.t().flatten()[by_expert].unsqueeze(1) * results
+        combined = torch.zeros_like(tokens).index_add(0, token, weighted)
+        if self.balance:
+            loss = balance_loss(routes.probabilities, loads.sum(dim=0), self.router.k)
+            combined = _WithLoss.apply(combined, self.balance * loss)
+        return combined.view_as(x)
+
+    def _all_loads(self, asked: Tensor) -> Tensor:
+        """(ranks, experts): what each rank's tokens ask of each expert."""
+        if self.communicator is None:
+            return asked.unsqueeze(0)
+        ranks = self.communicator.size
+        loads = asked.new_empty(ranks, len(asked))
+        direct_all_to_all(self.communicator, [asked] * ranks, list(loads))
+        return loads
+
+    def _results(self, rows: Tensor, kept: Tensor) -> Tensor:
+        """What their experts make of this rank's `rows`, which are sorted by expert; all in the same order."""
+        ranks = len(kept)
+        share = kept.shape[1] // ranks
+        rank = 0 if self.communicator is None else self.communicator.rank
+        sent = kept[rank].view(ranks, share).sum(dim=1).tolist()
+        here = kept[:, rank * share : (rank + 1) * share]  # (ranks, own experts)
+        received = here.sum(dim=1).tolist()
+
+        arrived = _Exchange.apply(rows, sent, received, self.communicator)
+        # They came by rank, and from each by expert. All that one expert is to compute must stand together.
+        order = torch.arange(share).repeat(ranks).repeat_interleave(here.flatten()).argsort(stable=True)
+        parts = arrived[order].split(here.sum(dim=0).tolist())
+        results = torch.cat([expert(part) for expert, part in zip(self.experts, parts, strict=True)])
+        return _Exchange.apply(results[order.argsort()], received, sent, self.communicator)
+
+
+class _Exchange(torch.autograd.Function):
+    """An all-to-all of rows: `sent[r]` of them to rank r, `received[r]` from it; gradients go the way back."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, rows: Tensor, sent: list[int], received: list[int], communicator: Communicator | None
+    ) -> Tensor:
+        ctx.way_back = received, sent, communicator
+        return _exchanged(rows, sent, received, communicator)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> Any:
+        return _exchanged(gradients[0], *ctx.way_back), None, None, None
+
+
+def _exchanged(
+    rows: Tensor, sent: list[int], received: list[int], communicator: Communicator | None
+) -> Tensor:
+    if communicator is None:
+        return rows.view_as(rows)
+    into = rows.new_empty(sum(received), rows.shape[1])
+    direct_all_to_all(communicator, rows.detach().contiguous().split(sent), into.split(received))
+    return into
+
+
+class _WithLoss(torch.autograd.Function):
+    """`x` as it is; backward, `loss` has the gradient 1, as if it were added to the model's (Megatron-Core)."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, loss: Tensor) -> Tensor:
+        ctx.of_loss = torch.ones_like(loss)
+        return x.view_as(x)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> Any:
+        return gradients[0], ctx.of_loss
+
+
+def capacity(loads: Tensor, factor: float) -> Tensor:
+    """(ranks, 1): the most rows that an expert takes from each rank, `factor` times its fair share, rounded up.
+
+    A rank's tokens are a group in GShard's sense (Lepikhin et al. 2020, section 2.2): ranks need not ask each other
+    who comes first.
+
+    Args:
+        loads: (ranks, experts) rows that each rank's tokens ask for.
+        factor: 1: as many as there would be if all experts were chosen equally often.
+    """
+    fair = loads.sum(dim=1, keepdim=True) / loads.shape[1]
+    return (factor * fair).ceil().long()
+
+
+def balance_loss(probabilities: Tensor, load: Tensor, k: int) -> Tensor:
+    """This rank's part of E · Σ f_i · P_i, the loss that is 1 where experts are used equally, and E at most.
+
+    f_i is the share of all rows that go to expert i, P_i its mean probability; both over the tokens of all ranks, of
+    which this one sums its own probabilities only. Only P_i has a gradient. Switch Transformer (Fedus et al. 2021,
+    equations 4 to 6), for k above 1 as in Megatron-Core.
+
+    Args:
+        probabilities: (own tokens, experts).
+        load: (experts,) rows that the tokens of all ranks ask for.
+        k: experts of a token.
+    """
+    rows = load.sum().clamp(min=1)
+    share, mean = load / rows, probabilities.sum(dim=0) / (rows / k)
+    return len(load) * (share * mean).sum()
+
+
+def update_bias(module: nn.Module, communicator: Communicator | None = None, rate: float = 0.001) -> None:
+    """Balance without a loss: once a step, raise the bias of each expert below the mean load, lower those above.
+
+    Wang et al. (2024), "Auxiliary-Loss-Free Load Balancing Strategy for Mixture-of-Experts", algorithm 1.
+
+    Args:
+        module: all of its layers of experts are updated, and their loads cleared.
+        communicator: all ranks whose tokens count; None: only this one's.
+        rate: what a bias changes by.
+    """
+    layers = [layer for layer in module.modules() if isinstance(layer, Experts)]
+    if not layers:
+        return
+    loads = torch.stack([layer.load for layer in layers]).double()
+    if communicator is not None:
+        ring_all_reduce(communicator, loads.numpy())
+    for layer, load in zip(layers, loads, strict=True):
+        layer.router.bias += rate * (load.mean() - load).sign().to(layer.router.bias.dtype)
+        layer.load.zero_()
+
+
+def cut_experts(module: nn.Module, communicator: Communicator) -> nn.Module:
+    """`module` with this rank's share of each layer's experts, in place; tokens go to the others' ranks.
+
+    Every rank must hand over the same whole weights. The ranks of `communicator` have different tokens.
+
+    Raises:
+        ValueError: if the ranks do not divide a layer's experts.
+    """
+    rank, ranks = communicator.rank, communicator.size
+    for layer in module.modules():
+        if isinstance(layer, Experts):
+            experts = len(layer.experts)
+            if experts % ranks:
+                raise ValueError(
+                    f"experts is {experts}; {ranks} ranks need equal shares: a multiple of {ranks}"
+                )
+            share = experts // ranks
+            layer.experts, layer.communicator = layer.experts[rank * share : (rank + 1) * share], communicator
+    return module
+
+
+def expert_parameters(module: nn.Module) -> list[nn.Parameter]:
+    """Parameters whose gradients hold all tokens of the group: of experts, but not of routers."""
+    layers = [layer for layer in module.modules() if isinstance(layer, Experts)]
+    return [parameter for layer in layers for parameter in layer.experts.parameters()]
+
+
+def rows_between(kept: Tensor) -> Tensor:
+    """(ranks, ranks): how many rows each rank sends to each other one; `kept` is as in `expert_bytes_sent`."""
+    ranks = len(kept)
+    return kept.view(ranks, ranks, -1).sum(dim=2).fill_diagonal_(0)
+
+
+def expert_bytes_sent(kept: Tensor, row_nbytes: int) -> Tensor:
+    """Bytes that each rank sends for a layer of experts, forward and backward.
+
+    Rows go out and their results come back, backward their gradients: each rank sends twice what it has for others, and
+    twice what others have for it. Before, the numbers of rows go to everybody, 8 bytes an expert.
+
+    Args:
+        kept: (ranks, experts) rows of each rank's tokens that each expert takes.
+        row_nbytes: width · itemsize.
+    """
+    between = rows_between(kept)
+    ranks, experts = kept.shape
+    return 2 * row_nbytes * (between.sum(dim=1) + between.sum(dim=0)) + 8 * experts * (ranks - 1)
