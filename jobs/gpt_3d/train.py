@@ -92,7 +92,9 @@ def main() -> None:
 
         last = schedule.stages - 1
         stages = {
-            stage: ModuleStage(part, None if stage else inputs, loss_of if stage == last else None)
+            stage: ModuleStage(
+                part, None if stage else inputs, loss_of if stage == last else None, schedule.is_split
+            )
             for stage, part in part_of(GPT(sizes, options.seed)).items()
         }
         model = nn.ModuleList(stage.module for stage in stages.values())

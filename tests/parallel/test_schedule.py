@@ -1,8 +1,10 @@
 """Schedules as data: complete, and as idle as their formulas say."""
 
 from itertools import pairwise
+from types import SimpleNamespace
 
 import pytest
+from torch.distributed.pipelining import ScheduleZBVZeroBubble
 
 from workshop_utils.parallel import schedule as schedules
 from workshop_utils.parallel.schedule import (
@@ -23,6 +25,9 @@ SIZES = [(1, 1), (1, 5), (2, 1), (2, 3), (3, 2), (3, 7), (4, 4), (4, 9), (5, 11)
 
 
 FILLED = [(name, *sizes, 1) for name in ("gpipe", "one_f_one_b") for sizes in SIZES]
+SPLIT = [
+    (name, *sizes, 1) for name in ("zb_h1", "zbv") for sizes in ((1, 1), (2, 3), (3, 5), (4, 7), (4, 16))
+]
 CHUNKED = [("interleaved", *sizes) for sizes in ((1, 3, 2), (2, 2, 2), (2, 6, 3), (3, 6, 2), (4, 16, 4))]
 
 
@@ -33,6 +38,44 @@ def test_the_predicted_bubble_is_that_of_the_formula(name, ranks, microbatches, 
     expected = bubble_fraction(ranks, microbatches, chunks)
     for forward, backward in ((1.0, 1.0), (1.0, 2.0), (0.3, 0.7)):
         assert bubble(predict(schedule, forward, backward)) == pytest.approx(expected, abs=1e-9)
+
+
+@pytest.mark.parametrize(("name", "ranks", "microbatches", "chunks"), SPLIT)
+def test_split_backward_passes_leave_the_bubble_of_the_formula(name, ranks, microbatches, chunks):
+    schedule = schedule_of(name, ranks, microbatches, chunks)
+    assert schedule.is_split
+    expected = bubble_fraction(ranks, microbatches, schedule.chunks, parts=3)
+    assert bubble(predict(schedule, 0.3, 0.6)) == pytest.approx(expected, abs=1e-9)
+    unequal = predict(schedule, 1.0, 2.0, weight_seconds=0.5)
+    work = sum(timed.end - timed.start for timed in unequal)
+    assert work == pytest.approx(3.0 * ranks * microbatches), "what is split takes as long as the whole"
+
+
+@pytest.mark.parametrize(("ranks", "microbatches"), SIZES)
+def test_split_schedules_wait_no_longer_than_1f1b_and_hold_what_its_rank_0_holds(ranks, microbatches):
+    plain = bubble(predict(schedule_of("one_f_one_b", ranks, microbatches), 1.0, 2.0))
+    for name in ("zb_h1", "zbv"):
+        schedule = schedule_of(name, ranks, microbatches)
+        assert bubble(predict(schedule, 1.0, 2.0)) <= plain + 1e-9
+        assert max(map(held, schedule.passes)) <= schedule.chunks * min(ranks, microbatches)
+
+
+def test_zbv_is_in_a_v_with_the_first_and_the_last_stage_on_rank_0():
+    schedule = schedule_of("zbv", 3, 1)
+    assert [schedule.stages_of(rank) for rank in range(3)] == [[0, 5], [1, 4], [2, 3]]
+    assert [schedule.rank_of(stage) for stage in range(6)] == [0, 1, 2, 2, 1, 0]
+
+
+@pytest.mark.parametrize(("ranks", "microbatches"), [*SIZES, (2, 2), (3, 4), (4, 6), (8, 5)])
+def test_zbv_runs_its_passes_in_pytorch_s_order(ranks, microbatches):
+    theirs = SimpleNamespace(pp_group_size=ranks, num_stages=2 * ranks, _n_microbatches=microbatches)
+    kinds = {"FORWARD": "forward", "BACKWARD_INPUT": "backward", "BACKWARD_WEIGHT": "weight"}
+    for rank, passes in enumerate(schedule_of("zbv", ranks, microbatches).passes):
+        actions = filter(None, ScheduleZBVZeroBubble._calculate_single_rank_operations(theirs, rank))
+        assert passes == tuple(
+            Pass(kinds[each.computation_type.name], each.microbatch_index, each.stage_index)
+            for each in actions
+        )
 
 
 @pytest.mark.parametrize(("ranks", "microbatches"), SIZES)
@@ -57,6 +100,10 @@ def test_a_timetable_shows_passes_and_bubble():
         "rank 1 | .. F0 B0 –– F1 B1 –– .. ..",
     ]
     assert "f1" in timetable(schedule_of("interleaved", 2, 2, 2))
+    assert timetable(schedule_of("zbv", 2, 3)).splitlines()[1:] == [
+        "rank 0 | F0 F1 F2 f0 b0 w0 f1 b1 w1 B0 W0 f2 b2 w2 B1 W1 B2 W2 ..",
+        "rank 1 | .. F0 f0 F1 f1 b0 w0 F2 B0 W0 f2 b1 w1 B1 b2 B2 W1 w2 W2",
+    ]
 
 
 @pytest.mark.parametrize(
@@ -66,6 +113,8 @@ def test_a_timetable_shows_passes_and_bubble():
         (lambda: schedule_of("interleaved", 3, 4, 2), "microbatches is 4; .* multiple of the 3 ranks"),
         (lambda: schedule_of("one_f_one_b", 2, 0), "microbatches is 0; it must be at least 1"),
         (lambda: schedule_of("naive", 0, 2), "ranks is 0; it must be at least 1"),
+        (lambda: schedule_of("zbv", 2, 0), "microbatches is 0; it must be at least 1"),
+        (lambda: schedule_of("zbv", 2, 4, 2), "chunks is 2; schedule 'zbv' cuts the model in its own way"),
         (lambda: schedules.interleaved(2, 2, 0), "chunks is 0; it must be at least 1"),
     ],
 )
@@ -75,7 +124,7 @@ def test_a_schedule_that_cannot_be_is_refused_by_name(call, said):
 
 
 ONCE = "must run every pass of its stages exactly once; look at"
-FORWARD, BACKWARD = Pass("forward", 0, 0), Pass("backward", 0, 0)
+FORWARD, BACKWARD, WEIGHT = (Pass(kind, 0, 0) for kind in ("forward", "backward", "weight"))
 
 
 @pytest.mark.parametrize(
@@ -85,8 +134,10 @@ FORWARD, BACKWARD = Pass("forward", 0, 0), Pass("backward", 0, 0)
         ((FORWARD, BACKWARD, BACKWARD), ONCE),
         ((FORWARD, BACKWARD, Pass("forward", 0, 1)), ONCE),
         ((BACKWARD, FORWARD), "runs backward of microbatch 0 through stage 0 before its forward"),
+        ((FORWARD, WEIGHT, BACKWARD), "runs weight of microbatch 0 through stage 0 before its backward"),
+        ((FORWARD, BACKWARD, WEIGHT, WEIGHT), ONCE),
     ],
-    ids=["missing", "repeated", "foreign", "too early"],
+    ids=["missing", "repeated", "foreign", "too early", "weight too early", "weight repeated"],
 )
 def test_a_pass_that_is_out_of_place_is_named(passes, said):
     with pytest.raises(ScheduleError, match=f"rank 0 {said}"):

@@ -4,7 +4,8 @@
     timeline = run(one_f_one_b(communicator.size, 8), stages, communicator, (4, 48, 64))
 
 `program` turns a schedule into what one rank does, step after step; `run` does it. A stage is anything with `forward`
-and `backward`: `ModuleStage` holds a part of a PyTorch model, `EmulatedStage` only spends the time that one would take.
+and `backward`, and for schedules that split their backward passes `weight`: `ModuleStage` holds a part of a PyTorch
+model, `EmulatedStage` only spends the time that one would take.
 
 **Why this cannot deadlock**, although every message is sent and received by calls that wait. Each transfer has a
 moment, from when `schedule.predict` has its contents ready to when it has them due. All transfers and passes, of all
@@ -16,6 +17,7 @@ from __future__ import annotations
 import functools
 from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import nullcontext
 from typing import Any, NamedTuple, Protocol
 
 import numpy as np
@@ -23,6 +25,7 @@ import torch
 from torch import Tensor, nn
 
 from workshop_utils.comm.communicator import Array, Communicator
+from workshop_utils.parallel.deferred import DeferredWeights
 from workshop_utils.parallel.schedule import Pass, Schedule, Timed, predict
 
 
@@ -51,7 +54,7 @@ def program(schedule: Schedule, rank: int) -> tuple[Pass | Exchange, ...]:
         if timed.rank == rank:
             steps.append(((timed.start, True, timed.each), timed.each))
         consumer = schedule.consumer(timed.each)
-        here, there = timed.rank, rank if consumer is None else consumer.stage % schedule.ranks
+        here, there = timed.rank, rank if consumer is None else schedule.rank_of(consumer.stage)
         if consumer is None or here == there or rank not in (here, there):
             continue
         moment = _moment(timed.end, due[consumer], starts[here], starts[there])
@@ -96,6 +99,9 @@ class Stage(Protocol):
     def backward(self, microbatch: int, incoming: Array | None) -> Array | None:
         """The gradient for the stage before, from that of this stage's activations."""
 
+    def weight(self, microbatch: int) -> None:
+        """What `backward` has left to do, in a schedule that splits."""
+
 
 def run(
     schedule: Schedule,
@@ -118,7 +124,8 @@ def run(
         When each pass of this rank began and ended.
 
     Raises:
-        ValueError: if schedule and communicator differ in size, or `stages` are not those of this rank.
+        ValueError: if schedule and communicator differ in size, or `stages` are not those of this rank, or not split as
+            the schedule is.
     """
     if schedule.ranks != communicator.size:
         given = f"schedule {schedule.name!r} is for {schedule.ranks} ranks"
@@ -127,6 +134,10 @@ def run(
     if sorted(stages) != due:
         right = f"rank {communicator.rank} must have stages {due} of {schedule.stages}"
         raise ValueError(f"stages is {sorted(stages)}; {right}")
+    for number, each in stages.items():
+        if isinstance(each, ModuleStage) and each.is_split != schedule.is_split:
+            right = f"schedule {schedule.name!r} needs {schedule.is_split}"
+            raise ValueError(f"is_split of stage {number} is {each.is_split}; {right}")
     results: dict[Pass, Any] = {}
     timeline: list[Timed] = []
     for step in program(schedule, communicator.rank):
@@ -141,8 +152,11 @@ def run(
         incoming = None if source is None else results.pop(source)
         start = communicator.now()
         stage = stages[step.stage]
-        act = stage.forward if step.kind == "forward" else stage.backward
-        results[step] = act(step.microbatch, incoming)
+        if step.kind == "weight":
+            stage.weight(step.microbatch)
+        else:
+            act = stage.forward if step.kind == "forward" else stage.backward
+            results[step] = act(step.microbatch, incoming)
         timeline.append(Timed(communicator.rank, step, start, communicator.now()))
     return timeline
 
@@ -158,14 +172,23 @@ class ModuleStage:
         inputs: the model's input for a microbatch; for the first stage.
         loss: what is differentiated, from the last stage's output and the microbatch's number. To train on the mean
             over a batch of equal microbatches, divide by their number.
+        is_split: whether `backward` leaves the gradients of linear layers' weights to `weight`; as the schedule.
+
+    Attributes:
         losses: by microbatch, in the last stage; left out elsewhere.
+        deferred: by microbatch, what is left to `weight`.
     """
 
     def __init__(
-        self, module: nn.Module, inputs: Callable[[int], Tensor] | None = None, loss: Loss | None = None
+        self,
+        module: nn.Module,
+        inputs: Callable[[int], Tensor] | None = None,
+        loss: Loss | None = None,
+        is_split: bool = False,
     ) -> None:
-        self.module, self.inputs, self.loss = module, inputs, loss
+        self.module, self.inputs, self.loss, self.is_split = module, inputs, loss, is_split
         self.losses: dict[int, float] = {}
+        self.deferred: dict[int, DeferredWeights] = {}
         self._held: dict[int, tuple[Tensor, Tensor]] = {}  # input and output, until the backward pass
 
     def forward(self, microbatch: int, incoming: Array | None) -> Array | None:
@@ -175,7 +198,10 @@ class ModuleStage:
             taken = self.inputs(microbatch)
         else:
             taken = torch.from_numpy(incoming).requires_grad_()
-        given = self.module(taken)
+        if self.is_split:
+            self.deferred[microbatch] = DeferredWeights()
+        with self.deferred.get(microbatch, nullcontext()):
+            given = self.module(taken)
         if self.loss is not None:
             given = self.loss(given, microbatch)
             self.losses[microbatch] = given.item()
@@ -187,6 +213,9 @@ class ModuleStage:
         torch.autograd.backward(given, None if incoming is None else torch.from_numpy(incoming))
         return None if taken.grad is None else taken.grad.contiguous().numpy()
 
+    def weight(self, microbatch: int) -> None:
+        self.deferred.pop(microbatch).add_to_gradients()
+
 
 class EmulatedStage:
     """Takes as long as it is told and computes nothing: a core each for ranks that have none.
@@ -195,13 +224,20 @@ class EmulatedStage:
         communicator: on a simulated clock its time passes, otherwise this process sleeps.
         forward_seconds, backward_seconds: of one microbatch through this stage.
         message: what goes out of each pass, of the shape of `run`'s messages.
+        weight_seconds: the part of `backward_seconds` that is left to `weight`.
     """
 
     def __init__(
-        self, communicator: Communicator, forward_seconds: float, backward_seconds: float, message: Array
+        self,
+        communicator: Communicator,
+        forward_seconds: float,
+        backward_seconds: float,
+        message: Array,
+        weight_seconds: float = 0.0,
     ) -> None:
         self._communicator, self._message = communicator, message
-        self._forward_seconds, self._backward_seconds = forward_seconds, backward_seconds
+        self._forward_seconds, self._weight_seconds = forward_seconds, weight_seconds
+        self._backward_seconds = backward_seconds - weight_seconds
 
     def forward(self, microbatch: int, incoming: Array | None) -> Array | None:
         self._communicator.sleep(self._forward_seconds)
@@ -210,3 +246,6 @@ class EmulatedStage:
     def backward(self, microbatch: int, incoming: Array | None) -> Array | None:
         self._communicator.sleep(self._backward_seconds)
         return self._message
+
+    def weight(self, microbatch: int) -> None:
+        self._communicator.sleep(self._weight_seconds)

@@ -1,8 +1,10 @@
 """Pipeline schedules as data: which pass each rank runs after which.
 
 A model is cut into *stages*, one after the other, and a batch into *microbatches*. Stage s is on rank s mod p, so with
-p ranks and one *chunk* a rank there are p stages, with v chunks v · p. A pass is one microbatch, forward or backward,
-through one stage. A schedule is no more than the order of passes on every rank:
+p ranks and one *chunk* a rank there are p stages, with v chunks v · p; in a V, stages go down the ranks and back up. A
+pass is one microbatch, forward or backward, through one stage. Some schedules split the backward pass: "backward" is
+then the gradient of the stage's input, for which another rank waits, and "weight" that of its weights, for which none
+does. A schedule is no more than the order of passes on every rank:
 
     schedule = one_f_one_b(ranks=4, microbatches=8)
     print(timetable(schedule))                    # the schedule as text
@@ -14,6 +16,11 @@ through one stage. A schedule is no more than the order of passes on every rank:
 | `gpipe` | Huang et al. (2019), without their recomputation | (p − 1)/(m + p − 1) | m |
 | `one_f_one_b` | PipeDream-Flush, Narayanan et al. (2021a) | (p − 1)/(m + p − 1) | p − rank, at most m |
 | `interleaved` | Narayanan et al. (2021b), section 2.2 | (p − 1)/(v · m + p − 1) | up to p (1 + (p − 1)/(p · v)) |
+| `zb_h1` | Qi et al. (2023), section 2.1 | (p − 1)/(3 m + p − 1), from m = p on | p, at most m |
+| `zbv` | Qi et al. (2023), section 6 | (p − 1)/(6 m + p − 1), from m = 2 p − 1 on | p, at most m |
+
+The last two split the backward pass. Their shares are those of three passes that take equally long; they hold a
+microbatch until its weight pass.
 """
 
 from __future__ import annotations
@@ -21,9 +28,9 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import chain
-from typing import Literal, NamedTuple
+from typing import Literal, NamedTuple, get_args
 
-Kind = Literal["forward", "backward"]
+Kind = Literal["forward", "backward", "weight"]
 Ahead = Callable[[int], int]  # by rank, how many forward passes it runs before its first backward pass
 
 
@@ -32,7 +39,7 @@ class ScheduleError(ValueError):
 
 
 class Pass(NamedTuple):
-    """One microbatch through one stage, forward or backward."""
+    """One microbatch through one stage, forward or backward, or the second part of backward: the weights' gradients."""
 
     kind: Kind
     microbatch: int
@@ -46,21 +53,28 @@ class Pass(NamedTuple):
 class Schedule:
     """The order of passes on every rank: `passes[rank]`.
 
+    Args:
+        is_v: whether stage p is on the rank of stage p − 1, and the following ones go back up to rank 0.
+
     Raises:
         ScheduleError: if a rank lacks a pass of one of its stages, has it twice, has one of another rank, or goes
-            backward before forward.
+            backward before forward, or computes weights' gradients before backward.
     """
 
     name: str
     passes: tuple[tuple[Pass, ...], ...]
     microbatches: int
     chunks: int = 1
+    is_v: bool = False
 
     def __post_init__(self) -> None:
+        before: dict[Kind, Kind] = {"backward": "forward"}
+        if self.is_split:
+            before["weight"] = "backward"
         for rank, passes in enumerate(self.passes):
             due = {
                 Pass(kind, microbatch, stage)
-                for kind in ("forward", "backward")
+                for kind in ("forward", *before)
                 for microbatch in range(self.microbatches)
                 for stage in self.stages_of(rank)
             }
@@ -70,10 +84,16 @@ class Schedule:
                 of = f"schedule {self.name!r}: rank {rank} must run every pass of its stages exactly once"
                 raise ScheduleError(f"{of}; look at {kind} of microbatch {microbatch} through stage {stage}")
             for place, each in enumerate(passes):
-                if each.kind == "backward" and each._replace(kind="forward") not in passes[:place]:
-                    early = f"backward of microbatch {each.microbatch} through stage {each.stage}"
+                first = before.get(each.kind)
+                if first and each._replace(kind=first) not in passes[:place]:
+                    early = f"{each.kind} of microbatch {each.microbatch} through stage {each.stage}"
                     of = f"schedule {self.name!r}: rank {rank}"
-                    raise ScheduleError(f"{of} runs {early} before its forward")
+                    raise ScheduleError(f"{of} runs {early} before its {first}")
+
+    @property
+    def is_split(self) -> bool:
+        """Whether backward passes are split: gradients of weights have passes of their own."""
+        return any(each.kind == "weight" for passes in self.passes for each in passes)
 
     @property
     def ranks(self) -> int:
@@ -85,12 +105,20 @@ class Schedule:
         """How many stages the model is cut into."""
         return self.ranks * self.chunks
 
-    def stages_of(self, rank: int) -> range:
+    def rank_of(self, stage: int) -> int:
+        """Where `stage` lies."""
+        chunk, place = divmod(stage, self.ranks)
+        return self.ranks - 1 - place if self.is_v and chunk % 2 else place
+
+    def stages_of(self, rank: int) -> list[int]:
         """The stages on `rank`."""
-        return range(rank, self.stages, self.ranks)
+        return [stage for stage in range(self.stages) if self.rank_of(stage) == rank]
 
     def source(self, each: Pass) -> Pass | None:
-        """The pass whose result is the input of `each`; None for the first stage's forward and the last's backward."""
+        """The pass of another stage whose result is the input of `each`.
+
+        None for the first stage's forward, the last's backward, and every weight pass.
+        """
         return self._neighbour(each, -1)
 
     def consumer(self, each: Pass) -> Pass | None:
@@ -99,7 +127,8 @@ class Schedule:
 
     def _neighbour(self, each: Pass, step: int) -> Pass | None:
         stage = each.stage + (step if each.kind == "forward" else -step)
-        return each._replace(stage=stage) if 0 <= stage < self.stages else None
+        is_there = each.kind != "weight" and 0 <= stage < self.stages
+        return each._replace(stage=stage) if is_there else None
 
 
 class Timed(NamedTuple):
@@ -154,11 +183,65 @@ def interleaved(ranks: int, microbatches: int, chunks: int = 2) -> Schedule:
     return _schedule("interleaved", ranks, microbatches, ahead, chunks)
 
 
+def zb_h1(ranks: int, microbatches: int) -> Schedule:
+    """1F1B with the backward pass split: rank r runs its weight passes r microbatches late, when it would wait.
+
+    All ranks then hold as many microbatches as rank 0 of 1F1B.
+
+    Qi et al. (2023), "Zero Bubble Pipeline Parallelism", section 2.1.
+    """
+
+    def order(rank: int, one_f_one_b: Sequence[Pass]) -> Iterator[Pass]:
+        for each in one_f_one_b:
+            yield each
+            if each.kind == "backward" and each.microbatch >= rank:
+                yield Pass("weight", each.microbatch - rank, rank)
+        late = range(max(0, microbatches - rank), microbatches)
+        yield from (Pass("weight", microbatch, rank) for microbatch in late)
+
+    passes = one_f_one_b(ranks, microbatches).passes
+    return Schedule("zb_h1", tuple(tuple(order(*each)) for each in enumerate(passes)), microbatches)
+
+
+def zbv(ranks: int, microbatches: int) -> Schedule:
+    """Two stages a rank in a V and split backward passes: ranks wait only until the first microbatch reaches them.
+
+    Each rank works without a pause if the three passes take equally long and m ≥ 2 p − 1. First and last stage are
+    both on rank 0.
+
+    Qi et al. (2023), section 6; the order is that of PyTorch's `ScheduleZBVZeroBubble`. With fewer microbatches the
+    passes of those that are missing are left out.
+    """
+    _check(ranks=ranks, microbatches=microbatches)
+    count = max(microbatches, 2 * ranks - 1)
+    kind_of: dict[str, Kind] = {kind[0].upper(): kind for kind in get_args(Kind)}
+
+    def order(rank: int) -> Iterator[Pass]:
+        stages = {True: rank, False: 2 * ranks - 1 - rank}
+        left = {
+            letter: iter(range(count)) for letter in "FBWfbw"
+        }  # small: of the second stage, as in a timetable
+        for times, letters in (
+            (2 * (ranks - rank) - 1, "F"),
+            (rank, "fF"),
+            (ranks - rank, "fbw"),
+            (count - ranks, "FBWfbw"),
+            (rank, "Bb"),
+            (ranks - rank, "BW"),
+            (rank, "w"),
+            (rank, "W"),
+        ):
+            for letter in times * letters:
+                if (microbatch := next(left[letter], count)) < microbatches:
+                    yield Pass(kind_of[letter.upper()], microbatch, stages[letter.isupper()])
+
+    orders = tuple(tuple(order(rank)) for rank in range(ranks))
+    return Schedule("zbv", orders, microbatches, chunks=2, is_v=True)
+
+
 def _schedule(name: str, ranks: int, microbatches: int, ahead: Ahead, chunks: int = 1) -> Schedule:
     """The schedule in which each rank runs `ahead(rank)` forward passes, then alternates, then drains."""
-    for field, value in (("ranks", ranks), ("microbatches", microbatches), ("chunks", chunks)):
-        if value < 1:
-            raise ValueError(f"{field} is {value}; it must be at least 1")
+    _check(ranks=ranks, microbatches=microbatches, chunks=chunks)
 
     def passes(kind: Kind, rank: int) -> list[Pass]:
         """Groups of p microbatches, each through the rank's first chunk, then its second, and so on."""
@@ -179,12 +262,18 @@ def _schedule(name: str, ranks: int, microbatches: int, ahead: Ahead, chunks: in
     return Schedule(name, tuple(tuple(order(rank)) for rank in range(ranks)), microbatches, chunks)
 
 
+def _check(**counts: int) -> None:
+    for field, value in counts.items():
+        if value < 1:
+            raise ValueError(f"{field} is {value}; it must be at least 1")
+
+
 SCHEDULES: dict[str, Callable[..., Schedule]] = {"naive": naive, "gpipe": gpipe}
-SCHEDULES |= {"one_f_one_b": one_f_one_b, "interleaved": interleaved}
+SCHEDULES |= {"one_f_one_b": one_f_one_b, "interleaved": interleaved, "zb_h1": zb_h1, "zbv": zbv}
 
 
 def schedule_of(name: str, ranks: int, microbatches: int, chunks: int = 1) -> Schedule:
-    """The schedule called `name`; only `interleaved` has more than one chunk a rank.
+    """The schedule called `name`; `interleaved` alone takes a number of chunks.
 
     Raises:
         ValueError: for a name, or numbers, that cannot be; the message names the field.
@@ -194,12 +283,17 @@ def schedule_of(name: str, ranks: int, microbatches: int, chunks: int = 1) -> Sc
     if name == "interleaved":
         return interleaved(ranks, microbatches, chunks)
     if chunks != 1:
-        raise ValueError(f"chunks is {chunks}; schedule {name!r} has one a rank: use 'interleaved' for more")
+        advice = "leave chunks at 1, or use 'interleaved'"
+        raise ValueError(f"chunks is {chunks}; schedule {name!r} cuts the model in its own way: {advice}")
     return SCHEDULES[name](ranks, microbatches)
 
 
 def predict(
-    schedule: Schedule, forward_seconds: float, backward_seconds: float, message_seconds: float = 0.0
+    schedule: Schedule,
+    forward_seconds: float,
+    backward_seconds: float,
+    message_seconds: float = 0.0,
+    weight_seconds: float | None = None,
 ) -> list[Timed]:
     """When each pass runs: as soon as its rank is free and what it takes in is there.
 
@@ -209,11 +303,16 @@ def predict(
         schedule: the order of passes.
         forward_seconds, backward_seconds: of one microbatch through all chunks of a rank.
         message_seconds: from one rank to another.
+        weight_seconds: the part of `backward_seconds` that the gradients of weights take, half of it if None. It counts
+            in schedules that split backward passes only.
 
     Raises:
         ScheduleError: if passes wait for each other for ever.
     """
-    seconds = {"forward": forward_seconds, "backward": backward_seconds}
+    of_weights = backward_seconds / 2 if weight_seconds is None else weight_seconds
+    seconds = {"forward": forward_seconds, "backward": backward_seconds, "weight": of_weights}
+    if schedule.is_split:
+        seconds["backward"] -= of_weights
     ends: dict[Pass, float] = {}
     timeline: list[Timed] = []
     waiting = [list(reversed(passes)) for passes in schedule.passes]
@@ -223,7 +322,7 @@ def predict(
         for rank, passes in enumerate(waiting):
             while passes and ((source := schedule.source(passes[-1])) is None or source in ends):
                 each = passes.pop()
-                crosses = source is not None and source.stage % schedule.ranks != rank
+                crosses = source is not None and schedule.rank_of(source.stage) != rank
                 ready = 0.0 if source is None else ends[source] + message_seconds * crosses
                 start = max(free[rank], ready)
                 free[rank] = ends[each] = start + seconds[each.kind] / schedule.chunks
@@ -242,21 +341,30 @@ def bubble(timeline: Timeline) -> float:
     return 1 - sum(timed.end - timed.start for timed in timeline) / (ranks * whole)
 
 
-def bubble_fraction(ranks: int, microbatches: float, chunks: int = 1) -> float:
-    """(p − 1)/(v · m + p − 1): the idle share of GPipe, 1F1B and, with v chunks, the interleaved schedule.
+def bubble_fraction(ranks: int, microbatches: float, chunks: int = 1, parts: int = 1) -> float:
+    """(p − 1)/(k · v · m + p − 1): the idle share of a schedule with v `chunks` and k `parts`.
 
-    Of v · m + p − 1 slots each rank works in v · m. Exact where all stages take equally long and messages no time.
-    Source: Huang et al. (2019), section 2.3; Narayanan et al. (2021b), section 2.2, who give bubble over work,
-    (p − 1)/(v · m).
+    Of k · v · m + p − 1 slots each rank works in k · v · m. With k = 1 it is that of GPipe, 1F1B and, with v chunks,
+    the interleaved schedule, where all stages take equally long and messages no time. Source: Huang et al. (2019),
+    section 2.3; Narayanan et al. (2021b), section 2.2, who give bubble over work, (p − 1)/(v · m).
+
+    With k = 3 it is that of ZB-H1 (v = 1, from m = p on) and of ZBV (v = 2, from m = 2 p − 1 on), where forward,
+    backward and weight passes take equally long, too. Source: Qi et al. (2023), sections 2 and 6, who count ZBV's as 0:
+    there each rank is timed from its own first pass to its own last one.
     """
-    return (ranks - 1) / (chunks * microbatches + ranks - 1)
+    return (ranks - 1) / (parts * chunks * microbatches + ranks - 1)
 
 
 def held(passes: Sequence[Pass]) -> int:
-    """The most passes whose forward is done and whose backward is not: activations that a rank keeps at once."""
+    """The most passes whose forward is done and whose last part is not: activations that a rank keeps at once.
+
+    The last part is backward, or where that is split the weight pass, which needs the inputs of linear layers and their
+    outputs' gradients.
+    """
+    last = "weight" if any(each.kind == "weight" for each in passes) else "backward"
     most = now = 0
     for each in passes:
-        now += 1 if each.kind == "forward" else -1
+        now += (each.kind == "forward") - (each.kind == last)
         most = max(most, now)
     return most
 
@@ -264,7 +372,8 @@ def held(passes: Sequence[Pass]) -> int:
 def timetable(schedule: Schedule) -> str:
     """The schedule as text: a row a rank, a column for the time of one forward pass; dots are the bubble.
 
-    A backward pass takes two columns. Passes through a rank's second chunk and those after it are in small letters.
+    A backward pass takes two columns; where it is split, it and its weight pass take one each. Passes through a rank's
+    second chunk and those after it are in small letters.
     """
     rows = [f"schedule {schedule.name}: {schedule.ranks} ranks, {schedule.microbatches} microbatches"]
     timeline = predict(schedule, schedule.chunks, 2 * schedule.chunks)
@@ -275,7 +384,7 @@ def timetable(schedule: Schedule) -> str:
         for timed in timeline:
             if timed.rank == rank:
                 first, last = round(timed.start), round(timed.end)
-                name = str(timed.each) if timed.each.stage == rank else str(timed.each).lower()
+                name = str(timed.each) if timed.each.stage < schedule.ranks else str(timed.each).lower()
                 cells[first:last] = [name.ljust(width - 1)] + ["–" * (width - 1)] * (last - first - 1)
         rows.append(f"rank {rank} | " + " ".join(cells))
     return "\n".join(rows)

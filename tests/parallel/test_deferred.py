@@ -1,0 +1,49 @@
+"""Deferred gradients of weights: those of one backward pass, with the same products."""
+
+import pytest
+import torch
+from torch import nn
+from torch.utils.flop_counter import FlopCounterMode
+
+from workshop_utils.parallel.deferred import DeferredWeights
+from workshop_utils.parallel.gpt import Block, GPTSizes
+
+pytestmark = pytest.mark.processes
+
+SIZES = GPTSizes(width=12, heads=3, sequence=7)
+
+
+def test_two_parts_give_the_gradients_of_one_backward_pass_with_no_product_more():
+    torch.manual_seed(0)
+    block = Block(SIZES).double()
+    x = torch.randn(2, 7, 12, dtype=torch.float64, requires_grad=True)
+    with FlopCounterMode(display=False) as whole:
+        block(x).square().sum().backward()
+    expected = [each.grad for each in (x, *block.parameters())]
+    block.zero_grad()
+    x.grad = None
+    for times in (1, 2):
+        deferred = DeferredWeights()
+        with FlopCounterMode(display=False) as counted:
+            with deferred:
+                y = block(x)
+            y.square().sum().backward()
+            assert len(deferred.products) == 4
+            assert torch.allclose(x.grad, times * expected[0], rtol=1e-12)
+            deferred.add_to_gradients()
+        assert not deferred.products
+        if times == 1:  # what is added in place, the second time, is not counted
+            assert counted.get_total_flops() == whole.get_total_flops()
+    for each, gradient in zip((x, *block.parameters()), expected, strict=True):
+        assert torch.allclose(each.grad, 2 * gradient, rtol=1e-12, atol=1e-13)
+
+
+def test_a_weight_that_is_computed_and_a_layer_without_a_graph_are_left_as_they_are():
+    layer, x = nn.Linear(3, 2), torch.ones(1, 3)
+    deferred = DeferredWeights()
+    with deferred:
+        nn.functional.linear(x, 2 * layer.weight, layer.bias).sum().backward()
+        with torch.no_grad():
+            layer(x)
+    assert not deferred.products
+    assert layer.weight.grad.tolist() == [[2.0] * 3] * 2

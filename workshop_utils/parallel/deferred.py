@@ -1,0 +1,89 @@
+"""A backward pass in two parts: what others wait for, and the gradients of weights, for which nobody waits.
+
+For Y = X Wᵀ a backward pass has two products of equal size, of G, the gradient of Y:
+
+    gradient of X = G W              the stage before waits for it
+    gradient of W = Gᵀ X             the optimizer alone does, at the end of the step
+
+    deferred = DeferredWeights()
+    with deferred:
+        y = module(x)
+    y.backward(gradient)             # x.grad is there, and so are gradients of norms and embeddings
+    deferred.add_to_gradients()      # those of linear layers' weights and biases too
+
+Qi et al. (2023), "Zero Bubble Pipeline Parallelism", whose code has such a store of what is left to do.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+from torch.overrides import TorchFunctionMode
+
+
+class Product(NamedTuple):
+    """What is left to do for one call of a linear layer: the product of `gradient` and `x`, and a sum for the bias."""
+
+    weight: Tensor
+    bias: Tensor | None
+    x: Tensor
+    gradient: Tensor
+
+
+class DeferredWeights(TorchFunctionMode):
+    """As a context: linear layers that run in it leave their weights' gradients to `add_to_gradients`.
+
+    These gradients go straight into `.grad`; hooks of the parameters do not see them. Layers whose weights are no
+    leaves of the graph, or that run where no graph is made, as in a recomputation, are left as they are.
+
+    Attributes:
+        products: what is left to do, from the backward pass on. Nothing is computed twice.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.products: list[Product] = []
+
+    def __torch_function__(
+        self, function: Callable[..., Any], types: Any, args: Any = (), kwargs: Any = None
+    ) -> Any:
+        if function is functional.linear and torch.is_grad_enabled():
+            return self._linear(*args, **(kwargs or {}))
+        return function(*args, **(kwargs or {}))
+
+    def _linear(self, x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Any:
+        parameters = [weight] if bias is None else [weight, bias]
+        if all(each.is_leaf and each.requires_grad for each in parameters):
+            return _Linear.apply(x, weight, bias, self.products)
+        return functional.linear(x, weight, bias)
+
+    def add_to_gradients(self) -> None:
+        """Compute what is left to do, and add it to the gradients."""
+        for weight, bias, x, gradient in self.products:
+            rows = gradient.flatten(0, -2)
+            if weight.grad is None:
+                weight.grad = rows.t() @ x.flatten(0, -2)
+            else:
+                weight.grad.addmm_(rows.t(), x.flatten(0, -2))
+            if bias is not None:
+                total = rows.sum(dim=0)
+                bias.grad = total if bias.grad is None else bias.grad.add_(total)
+        self.products.clear()
+
+
+class _Linear(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None, products: list[Product]) -> Tensor:
+        ctx.save_for_backward(x, weight)
+        ctx.bias, ctx.products = bias, products
+        return functional.linear(x, weight, bias)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> Any:
+        x, weight = ctx.saved_tensors
+        ctx.products.append(Product(weight, ctx.bias, x, gradients[0]))
+        return gradients[0] @ weight if ctx.needs_input_grad[0] else None, None, None, None
