@@ -12,7 +12,7 @@ from workshop_utils.comm.shape import Shape
 from workshop_utils.comm.simulated import simulate
 from workshop_utils.comm.topology import Link, Topology
 from workshop_utils.parallel.schedule import predict, schedule_of
-from workshop_utils.scaling import cost
+from workshop_utils.scaling import catalogue, cost
 
 LINK = Link(1e-4, 1e8)
 
@@ -65,3 +65,20 @@ def test_overlap_is_what_a_network_that_takes_bucket_after_bucket_gives(buckets,
 def test_a_pipeline_s_step_is_that_of_its_timetable(name, message):
     end = max(timed.end for timed in predict(schedule_of(name, 4, 8), 0.1, 0.2, message))
     assert cost.pipeline_step_seconds(4, 8, 0.3, message) == pytest.approx(end)
+
+
+@pytest.mark.parametrize("ranks", [1, 2, 3, 8])
+def test_a_block_of_a_gpt_exchanges_for_two_ninths_of_what_ranks_over_width_give(ranks):
+    gpt = catalogue.Transformer(name="GPT", layers=1, width=4096, heads=32, sequence=1, vocabulary=1)
+    peak, bandwidth = 1e15, 2e12
+    block = cost.tensor_parallel_seconds(gpt, ranks, peak, bandwidth)
+    assert block.sent / block.compute == pytest.approx(
+        2 / 9 * (ranks - 1) / 4096 * peak / bandwidth, rel=1e-3
+    )
+    assert block.hidden == pytest.approx(block.sent / 2)  # all of f: the products are long enough
+
+
+def test_what_tensor_parallelism_can_hide_is_at_most_the_products_beside_it():
+    gpt = catalogue.Transformer(name="GPT", layers=1, width=1024, heads=8, sequence=64, vocabulary=1)
+    block = cost.tensor_parallel_seconds(gpt, np.array([8, 64]), 1e15, 1e10)
+    assert block.hidden.tolist() == pytest.approx((2 * 7 * 1024**2 / (np.array([8, 64]) * 1e15)).tolist())

@@ -13,7 +13,7 @@ and shared links do to each other has no closed form: `comm.simulated` runs the 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -24,6 +24,7 @@ from workshop_utils.comm.ring import ring_seconds
 from workshop_utils.comm.topology import Link, Numbers, Topology, check_numbers
 from workshop_utils.comm.tree import tree_all_reduce_seconds
 from workshop_utils.parallel.schedule import bubble_fraction
+from workshop_utils.scaling.catalogue import Transformer
 
 
 def plain(values: Any) -> Numbers:
@@ -138,6 +139,39 @@ def data_parallel_step_seconds(
     network_idle = backward_seconds + bucket_all_reduce_seconds
     network_busy = backward_seconds / buckets + buckets * bucket_all_reduce_seconds
     return plain(forward_seconds + np.maximum(network_idle, network_busy))
+
+
+class BlockSeconds(NamedTuple):
+    """Of one token in one block, forward and backward, on one of the tensor-parallel ranks.
+
+    Attributes:
+        compute: products.
+        sent: all-reduces, if they come one after the other.
+        hidden: the part of `sent` during which the rank can compute.
+    """
+
+    compute: Numbers
+    sent: Numbers
+    hidden: Numbers
+
+
+def tensor_parallel_seconds(
+    model: Transformer, ranks: Numbers, flops_per_second: float, bandwidth_bytes_per_second: float
+) -> BlockSeconds:
+    """Tensor parallelism's roofline: rings at full bandwidth, no latency, products at the peak, activations of 2 bytes.
+
+    A block has four all-reduces of its activations, 2 (N − 1)/N · K each. Each of f's two, in the backward pass, runs
+    beside the product that gives the weight gradient of the layer behind f: queries, keys and values, or the MLP's
+    first layer. For g's two, in the forward pass, the next layer waits. Source: Megatron-LM,
+    core/tensor_parallel/layers.py, `allreduce_dgrad`.
+    """
+    rate = np.asarray(ranks) * flops_per_second
+    seen = model.sequence / (2 if model.causal else 1)
+    compute = (6 * model.block_matrix_parameters + 12 * model.width * seen) / rate
+    all_reduce = 2 * (np.asarray(ranks) - 1) / ranks * 2 * model.width / bandwidth_bytes_per_second
+    behind_f = model.width + 2 * model.kv_width, (2 if model.gated else 1) * model.mlp_width
+    hidden = sum(np.minimum(all_reduce, 2 * model.width * units / rate) for units in behind_f)
+    return BlockSeconds(plain(compute), plain(4 * all_reduce), plain(hidden))
 
 
 def pipeline_step_seconds(
