@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -13,11 +14,12 @@ from workshop_utils.parallel.schedule import Timeline, bubble, bubble_fraction
 from workshop_utils.plots import style
 
 IdleShares = Mapping[int, Sequence[float]]  # of several runs, by number of microbatches
+Work = tuple[str, float, float]  # its kind, and when it began and ended
 
 # What crosses in each direction of a mesh, the same in every figure.
 DIRECTIONS = {"tensor": "model parallel", "data": "data parallel", "pipeline": "mpi"}
 FORMS = {"tensor parallel": "model parallel", "with sequence parallelism": "#999933"}
-FORWARD, BACKWARD = "#5B8DB8", "#E0A75E"
+FORWARD, BACKWARD, WEIGHT = "#5B8DB8", "#E0A75E", "#7FB285"
 SHOWN_NAMES = {"naive": "naive", "gpipe": "GPipe", "one_f_one_b": "1F1B", "interleaved": "interleaved 1F1B"}
 COLOURS = {"naive": "#1A1A1A", "gpipe": "#882255", "one_f_one_b": "#0072B2", "interleaved": "#117733"}
 MARKERS = {"naive": "X", "gpipe": "s", "one_f_one_b": "o", "interleaved": "^"}
@@ -206,6 +208,81 @@ def bytes_sent(
     finding = f"A rank's traffic grows with N, and is {more}"
     activation = f"an activation, between two blocks, takes {nbytes / 1e3:,.0f} kB"
     return style.finish(axes, finding, f"points: counted, lines: formulas; {activation}")
+
+
+def exchange_timelines(steps: Mapping[str, tuple[Sequence[Work], float]]) -> Figure:
+    """What a rank's device and link did in a step, a panel for each of two `steps`: without overlap, and with it.
+
+    Args:
+        steps: by name, the pieces of work that were measured, in seconds since the step began, and the predicted end.
+            "f" and "g" are on the link, the others on the device; grey is where it waits, with the milliseconds.
+    """
+    figure, grid = style.panels(steps, 9.6, 3.4, below=True, sharex=True)
+    send, wait = style.colour_of("send"), style.colour_of("wait")
+    colours = {"forward": FORWARD, "input": BACKWARD, "weight": WEIGHT, "f": send, "g": send, "wait": wait}
+    waited = []
+    for axes, (pieces, due) in zip(grid, steps.values(), strict=True):
+        busy = sorted((start, end) for kind, start, end in pieces if kind not in "fg")
+        last = max(end for *_, end in pieces)
+        idle = [("wait", end, start) for (_, end), (start, _) in pairwise([*busy, (last, last)])]
+        waited.append({operator: _waited(pieces, idle, operator) for operator in "fg"})
+        for kind, start, end in [*pieces, *idle]:
+            lane = 1 if kind in "fg" else 0
+            axes.barh(
+                lane, end - start, 0.8, left=start, color=colours[kind], edgecolor="white", linewidth=0.6
+            )
+            words = f"{1000 * (end - start):.0f}" if kind == "wait" else kind
+            if end - start > 0.0078 * len(words) * due:
+                style.inside(axes, (start + end) / 2, lane, words, colours[kind], fontsize=7.5)
+        style.mark(axes, due, color=style.INK)
+        style.rows(axes, ["device", "link"], (1.5, -0.5))
+    style.note(grid[0], "predicted", (next(iter(steps.values()))[1], 1), (4, 0), va="center", fontsize=8.5)
+    grid[-1].set(xlabel="time since the step began", xlim=(0, 1.09 * max(due for _, due in steps.values())))
+    style.unit_axis(grid[-1].xaxis, "s")
+    (f_before, g_before), (f_after, g_after) = ((1000 * each["f"], 1000 * each["g"]) for each in waited)
+    before, after = f"{f_before:.0f} ms of waiting without overlap", f"{f_after:.0f} ms with it"
+    finding = f"f: {before}, {after}; g: {g_before:.0f} and {g_after:.0f} ms"
+    products = "products: forward, the input's gradient, the weight's gradient"
+    return style.finish(figure, finding, f"{products}; f, g: all-reduces; grey: waiting, in ms")
+
+
+def _waited(pieces: Sequence[Work], idle: Sequence[Work], operator: str) -> float:
+    """The seconds of `idle` that lie within the operator's all-reduces."""
+    crossing = [(start, end) for kind, start, end in pieces if kind == operator]
+    both = [min(end, until) - max(start, since) for start, end in crossing for _, since, until in idle]
+    return sum(max(0.0, seconds) for seconds in both)
+
+
+def tensor_roofline(
+    shares: Mapping[str, Mapping[str, Sequence[float]]], counts: Sequence[int], machine: int
+) -> Figure:
+    """Seconds of all-reduces for each second of products, by the number of tensor-parallel ranks.
+
+    Args:
+        shares: by model and link, a value for each of `counts`.
+        machine: as many ranks as a machine has; behind it the first link ends.
+    """
+    _, axes = style.figure(8.6, 3.9)
+    links = list(next(iter(shares.values())))
+    colours = dict(zip(links, ("model parallel", "server"), strict=False))
+    for dashes, (model, by_link) in zip(style.DASHES, shares.items(), strict=False):
+        for link, values in by_link.items():
+            here = [count for count in counts if link != links[0] or count <= machine]
+            label = f"{model}, {link}"
+            style.theory(axes, here, values[: len(here)], label, colour=colours[link], linestyle=dashes)
+    axes.axhline(1, color=style.QUIET, linewidth=1)
+    style.note(
+        axes, "all-reduces take as long as products", (counts[-1], 1), (0, 4), ha="right", color=style.QUIET
+    )
+    style.power_axis(axes, [2**power for power in range(1, int(np.log2(counts[-1])) + 1)])
+    axes.set_yscale("log")
+    style.log_ticks(axes.yaxis)
+    axes.set(xlabel="tensor-parallel ranks N", ylabel="all-reduces / products, seconds")
+    at = list(counts).index(machine)
+    ratios = [" and ".join(f"{100 * values[link][at]:.0f} %" for values in shares.values()) for link in links]
+    finding = f"{machine} ranks over {links[0]}: all-reduces take {ratios[0]} of the products' time"
+    form = "closed form: rings at full bandwidth, products at the peak, nothing overlaps"
+    return style.finish(axes, finding, f"over {links[1]}: {ratios[1]}; {form}")
 
 
 def activations(kept: Mapping[str, float], ranks: int) -> Figure:
