@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Mapping
+from functools import partial
 from numbers import Integral
 from typing import Any
 from unittest import mock
@@ -33,6 +34,7 @@ Answer = Callable[[int, int, int], list[tuple[Kind, int]]]
 WIDTH, HIDDEN, ROWS = 40, 96, 50
 MOST_BYTES = 1.15  # of two all-reduces; headers are less than a tenth
 SHAPE = (2, 3)  # of a microbatch's activations
+TOKENS = 24  # of a sequence, which 2 and 3 ranks divide
 # The first direction runs fastest.
 MESHES: tuple[dict[str, int], ...] = (
     {"tensor": 2, "data": 2, "pipeline": 2},
@@ -59,7 +61,6 @@ def _mlp(dist: Any, answer: Callable[..., Any], where: str) -> bool:
     """On a rank: `answer`, beside what one process computes."""
     import torch
     from torch import nn
-    from torch.nn.functional import gelu
     from torch.utils.flop_counter import FlopCounterMode
 
     torch.manual_seed(0)
@@ -67,12 +68,7 @@ def _mlp(dist: Any, answer: Callable[..., Any], where: str) -> bool:
     up, down = nn.Linear(WIDTH, HIDDEN).double(), nn.Linear(HIDDEN, WIDTH).double()
     x, gradient = torch.randn(2, 2, ROWS // 2, WIDTH, dtype=torch.float64)  # of 2 sequences
 
-    def reference(units: slice, **options: str) -> tuple[Any, Any]:
-        """Z from some of the hidden units, and the gradients of all leaves."""
-        given = x.clone().requires_grad_()
-        z = gelu(given @ up.weight[units].T + up.bias[units], **options) @ down.weight[:, units].T + down.bias
-        return z, torch.autograd.grad(z, [given, *up.parameters(), *down.parameters()], gradient)
-
+    reference = partial(_from_units, up, down, x, gradient)
     expected, right = reference(slice(None))
     part, part_gradients = reference(slice(rank * HIDDEN // size, (rank + 1) * HIDDEN // size))
     mine = x.clone().requires_grad_()
@@ -134,6 +130,132 @@ def _mlp(dist: Any, answer: Callable[..., Any], where: str) -> bool:
         refuse(max(forward, backward) > 1, calls)
         nothing = "gather nothing, only sum"
         refuse(sent > MOST_BYTES, f"this rank sends {sent:.1f} times the bytes of two all-reduces; {nothing}")
+    except Wrong as wrong:
+        raise Wrong(f"{where}, rank {rank}: {wrong}.") from None
+    return True
+
+
+def _from_units(up: Any, down: Any, x: Any, gradient: Any, units: slice, **options: str) -> tuple[Any, Any]:
+    """Z from some of the hidden units, and the gradients of x and of all parameters."""
+    import torch
+    from torch.nn.functional import gelu
+
+    given = x.clone().requires_grad_()
+    z = gelu(given @ up.weight[units].T + up.bias[units], **options) @ down.weight[:, units].T + down.bias
+    return z, torch.autograd.grad(z, [given, *up.parameters(), *down.parameters()], gradient)
+
+
+@exercise
+def sequence_parallel_mlp(answer: Callable[..., Any]) -> str:
+    """`answer(region, x, up, down)` is this rank's tokens of down(gelu(up(X))), where `x` is its tokens of X."""
+    for size in (2, 3):
+        where = f"on {size} ranks"
+        values_on_ranks(where, size, _sequence_mlp, {"answer": answer, "where": where}, timeout="20s")
+    return (
+        "on 2 and on 3 ranks Z and all gradients are those of one process; a rank sends five halves of an all-reduce, "
+        "and of X it keeps its own tokens only."
+    )
+
+
+def _sequence_mlp(communicator: Communicator, answer: Callable[..., Any], where: str) -> bool:
+    """On a rank: `answer`, beside what one process computes from all tokens."""
+    import torch
+    from torch import nn
+    from torch.utils.flop_counter import FlopCounterMode
+
+    from workshop_utils.parallel.gpt import Kept
+    from workshop_utils.parallel.tensor import Region
+
+    torch.manual_seed(0)
+    rank, size = communicator.rank, communicator.size
+    region = Region(communicator, sequence_parallel=True)
+    up, down = nn.Linear(WIDTH, HIDDEN).double(), nn.Linear(HIDDEN, WIDTH).double()
+    x, gradient = torch.randn(2, 2, TOKENS, WIDTH, dtype=torch.float64)  # of 2 sequences
+    tokens, units = region.own(TOKENS), region.own(HIDDEN)
+    expected, right = _from_units(up, down, x, gradient, slice(None))
+    part, part_gradients = _from_units(up, down, x, gradient, units)
+    only_own = torch.zeros_like(gradient)
+    only_own[:, tokens] = gradient[:, tokens]
+    _, of_own_tokens = _from_units(up, down, x, only_own, units)
+    mine = x[:, tokens].clone().requires_grad_()
+    kept, flops = Kept(nn.ModuleList([up, down])), FlopCounterMode(display=False)
+    communicator.traffic.reset()
+    with flops:
+        with kept:
+            z = answer(region, mine, up, down)
+        held, failed = kept.now, ""
+        is_tensor = isinstance(z, torch.Tensor)
+        fits = is_tensor and z.shape == mine.shape
+        if fits and z.requires_grad:
+            try:
+                z.backward(gradient[:, tokens])
+            except RuntimeError as error:
+                failed = str(error).splitlines()[0]
+    if is_missing(z):
+        raise NotYet("your function gave nothing: write it, then run this again.")
+    sent = communicator.traffic.bytes_sent.sum() / (
+        (size - 1) / size * x.nbytes
+    )  # in halves of an all-reduce
+    leaves = mine, *up.parameters(), *down.parameters()
+    got = [torch.zeros_like(each) if each.grad is None else each.grad.clone() for each in leaves]
+
+    def close(one: Any, other: Any) -> bool:
+        return bool(torch.allclose(one, other, rtol=1e-9, atol=1e-9))
+
+    try:
+        shape = tuple(z.shape) if is_tensor else repr(z)
+        own_tokens = f"Z is a tensor of shape {tuple(mine.shape)}, of this rank's tokens"
+        refuse(not fits, f"your function gave {shape}; {own_tokens}")
+        bias = down.bias.detach()
+        slips = {
+            "Z is what this rank's hidden units give; g must sum over all ranks": part,
+            "every rank adds the bias of `down` before the sum; add it once, behind g": expected
+            + (size - 1) * bias,
+            "the bias of `down` is missing in Z": expected - bias,
+            "every rank computes all of Z before the sum; give each its share of the units": (
+                size * (expected - bias) + bias
+            ),
+        }
+        explain(z.detach(), {sentence: value[:, tokens].detach() for sentence, value in slips.items()})
+        elsewhere = torch.cat([expected[:, tokens.stop :], expected[:, : tokens.start]], dim=1).split(
+            TOKENS // size, 1
+        )
+        refuse(any(close(z, each) for each in elsewhere), "these are the tokens of another rank")
+        refuse(
+            not close(z, expected[:, tokens]), "Z is not that of one process; is X gathered, and Z summed?"
+        )
+        refuse(not close(mine, x[:, tokens]), "`x` was changed; work on a copy")
+        conjugate = "backward f scatters the sum of all ranks' gradients, and g gathers all tokens' gradients"
+        refuse(failed, f"Z is right; the backward pass stops with {failed}; {conjugate}")
+        sums = [
+            got[0],
+            *map(region.sum, got[1:]),
+        ]  # a rank has its units' gradients, and of `down.bias` its tokens'
+        many = int((got[1] != 0).any(dim=1).sum())
+        share = f"{many} of {HIDDEN} hidden units were computed here; a rank's share is {HIDDEN // size}"
+        refuse(many > HIDDEN // size, share)
+        multiplied = flops.get_total_flops() / (3 * 4 * 2 * TOKENS * WIDTH * HIDDEN / size)
+        refuse(multiplied > 1.25, f"this rank multiplies {multiplied:.1f} times as much as its share")
+        refuse(close(sums[1], size * right[1]), f"gradients are {size} times too large; {conjugate}")
+        units_only = f"the gradient of `x` is what this rank's hidden units give; {conjugate}"
+        refuse(close(got[0], part_gradients[0][:, tokens]), units_only)
+        tokens_only = (
+            "gradients of weights are those of this rank's tokens only; gather X once more, and use all"
+        )
+        refuse(close(got[1], of_own_tokens[1]) or close(got[3], of_own_tokens[3]), tokens_only)
+        names = "x", "up.weight", "up.bias", "down.weight", "down.bias"
+        for name, one, other in zip(names, sums, (right[0][:, tokens], *right[1:]), strict=True):
+            has = "is missing here" if not one.any() else "is not that of one process"
+            refuse(not close(one, other), f"Z is right, but the gradient of `{name}` {has}")
+        enough = (
+            "five are enough: forward a gather and a sum scattered, backward two gathers and a sum scattered"
+        )
+        refuse(sent > 5 * MOST_BYTES, f"this rank sends {sent:.1f} halves of an all-reduce; {enough}")
+        most = (
+            mine.nbytes + 2 * z.nbytes // WIDTH * HIDDEN
+        )  # own X; the own hidden units of all tokens, twice
+        again = "keep `x`, and gather it once more in the backward pass"
+        refuse(held > most + x.nbytes // 4, f"X of all tokens is kept for the backward pass; {again}")
     except Wrong as wrong:
         raise Wrong(f"{where}, rank {rank}: {wrong}.") from None
     return True
