@@ -8,10 +8,12 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
+import torch
 
 from workshop_utils.comm import threads
 from workshop_utils.comm.halving_doubling import halving_doubling_seconds
 from workshop_utils.comm.ring import ring_all_reduce, ring_seconds
+from workshop_utils.parallel import context, experts, gpt, tensor
 from workshop_utils.plots import playable
 from workshop_utils.plots.communication import contributions
 from workshop_utils.scaling.cost import recursive_doubling_seconds
@@ -195,3 +197,48 @@ def test_every_setting_of_the_roofline_is_on_its_axes(pick, end, other):
         for axis, values in (("x", [row["I"]]), ("y", [row["none"], row["all"]])):
             low, high = ROOFLINE["encoding"][axis]["scale"]["domain"]
             assert all(low <= value <= high for value in values)
+
+
+CUTS = playable.figure("cuts").specification
+
+
+@pytest.mark.parametrize(
+    ("ranks", "width", "tokens", "k", "grouped"), [(2, 2048, 32, 1, 1), (8, 4096, 640, 3, 2)]
+)
+def test_cuts_send_the_bytes_of_closed_forms_for_the_flop_of_a_block(ranks, width, tokens, k, grouped):
+    with torch.device("meta"):
+        block = gpt.Block(gpt.GPTSizes(width=width, heads=width // 128))
+    weights = sum(each.numel() for each in block.parameters() if each.dim() == 2)
+    scores = tokens**2 / 2  # the mask hides half
+    flop = 3 * (2 * weights * tokens + 2 * 2 * width * scores)
+    activation, own = 2 * tokens * width, tokens // ranks
+    keys, rows = activation // ranks // grouped, torch.full((ranks, ranks), own * k // ranks)
+    of_query, of_keys = (context.ulysses_bytes_sent(ranks, each) / 2 for each in (activation // ranks, keys))
+    sent = {
+        "tensor": tensor.block_bytes_sent(ranks, activation),
+        "ring": context.ring_attention_bytes_sent(ranks, keys),
+        "Ulysses": of_query + of_keys,
+        "experts": experts.expert_bytes_sent(rows, 2 * width)[0].item() - 8 * ranks * (ranks - 1),
+        "pipeline": 2 * activation / (width / 128 / ranks),  # of one layer of a stage
+    }
+    settings = {"s": tokens, "h": width, "g": grouped, "k": k, "W": 50}
+    for cut, nbytes in sent.items():
+        of_rank = flop if cut == "pipeline" else flop / ranks
+        row = calculated(CUTS["transform"], settings, cut=cut, N=ranks)
+        assert row["ratio"] == pytest.approx((nbytes / 50e9) / (of_rank / 989e12)), cut
+
+
+def test_cuts_are_those_of_large_models_of_today():
+    llama = {"s": 131_072, "h": 16_384, "g": 16, "k": 1}
+    deepseek = {"s": 4096, "h": 7168, "g": 1, "k": 8}
+    for settings, cut, ranks, link, expected in (
+        (llama, "tensor", 8, 450, 0.13),
+        (llama, "tensor", 8, 50, 1.1),
+        (llama, "ring", 16, 50, 0.11),
+        (llama | {"g": 1}, "ring", 16, 50, 1.8),
+        (deepseek, "experts", 64, 50, 2.3),
+        (deepseek | {"k": 4}, "experts", 64, 50, 1.2),
+        (deepseek, "tensor", 8, 160, 1.3),
+    ):
+        row = calculated(CUTS["transform"], settings | {"W": link}, cut=cut, N=ranks)
+        assert float(f"{row['ratio']:.2g}") == expected, (cut, ranks, link)
