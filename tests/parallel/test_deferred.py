@@ -6,7 +6,7 @@ from torch import nn
 from torch.utils.flop_counter import FlopCounterMode
 
 from workshop_utils.parallel.deferred import DeferredWeights
-from workshop_utils.parallel.gpt import Block, GPTSizes
+from workshop_utils.parallel.gpt import Block, GPTSizes, Kept
 
 pytestmark = pytest.mark.processes
 
@@ -25,7 +25,7 @@ def test_two_parts_give_the_gradients_of_one_backward_pass_with_no_product_more(
     for times in (1, 2):
         deferred = DeferredWeights()
         with FlopCounterMode(display=False) as counted:
-            with deferred:
+            with Kept(block), deferred:  # hooks see what is saved
                 y = block(x)
             y.square().sum().backward()
             assert len(deferred.products) == 4

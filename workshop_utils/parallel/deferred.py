@@ -78,12 +78,13 @@ class DeferredWeights(TorchFunctionMode):
 class _Linear(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None, products: list[Product]) -> Tensor:
-        ctx.save_for_backward(x, weight)
-        ctx.bias, ctx.products = bias, products
+        ctx.save_for_backward(x)
+        # Where hooks unpack what is saved, a parameter would come back as another tensor.
+        ctx.weight, ctx.bias, ctx.products = weight, bias, products
         return functional.linear(x, weight, bias)
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> Any:
-        x, weight = ctx.saved_tensors
-        ctx.products.append(Product(weight, ctx.bias, x, gradients[0]))
-        return gradients[0] @ weight if ctx.needs_input_grad[0] else None, None, None, None
+        (x,) = ctx.saved_tensors
+        ctx.products.append(Product(ctx.weight, ctx.bias, x, gradients[0]))
+        return gradients[0] @ ctx.weight if ctx.needs_input_grad[0] else None, None, None, None
