@@ -29,6 +29,7 @@ STEPS = (
     ("FSDP by block, GPT of 76 MB", "fsdp", 512),
     ("pipeline, GPipe", "gpipe", 0),
     ("pipeline, 1F1B", "one_f_one_b", 0),
+    ("pipeline, ZBV", "zbv", 0),
     ("tensor-parallel blocks", "tensor", 0),
 )
 

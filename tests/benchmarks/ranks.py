@@ -12,6 +12,7 @@ import os
 import statistics
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -25,7 +26,7 @@ import torch.distributed.nn
 from torch import Tensor, nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
-from torch.distributed.pipelining import PipelineStage, Schedule1F1B, ScheduleGPipe
+from torch.distributed.pipelining import PipelineStage, Schedule1F1B, ScheduleGPipe, ScheduleZBVZeroBubble
 from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 from torch.nn.functional import cross_entropy
 from torch.nn.parallel import DistributedDataParallel
@@ -205,29 +206,42 @@ def resident(what: str) -> float:
 
 
 def pipeline(name: str, theirs: type[Any], communicator: Communicator, _: int) -> tuple[Step, Step]:
-    """Forward and backward through a GPT, one stage a rank."""
-    rank, size = communicator.rank, communicator.size
+    """Forward and backward through a GPT, one stage a rank, or as many as the schedule has."""
+    schedule = schedule_of(name, communicator.size, MICROBATCHES)
     batch = gpt.batch_of(gpt.manual(), 1, MICROBATCHES * MICROBATCH, SIZES.sequence)
     tokens, targets = (each.chunk(MICROBATCHES) for each in batch)
+    sizes = replace(SIZES, layers=max(SIZES.layers, schedule.stages))
+    own, last = schedule.stages_of(communicator.rank), schedule.stages - 1
 
     def loss_of(logits: Tensor, microbatch: int) -> Tensor:
         return gpt.cross_entropy(logits, targets[microbatch]) / MICROBATCHES
 
-    mine, other = (gpt.GPT(SIZES).stages(size)[rank] for _ in range(2))
-    stage = ModuleStage(mine, tokens.__getitem__, loss_of if rank == size - 1 else None)
-    schedule, message = schedule_of(name, size, MICROBATCHES), (MICROBATCH, SIZES.sequence, SIZES.width)
-    theirs_stage = PipelineStage(other, rank, size, torch.device("cpu"))
-    theirs_schedule = theirs(theirs_stage, MICROBATCHES, loss_fn=gpt.cross_entropy)
-    inputs = (batch[0],) if rank == 0 else ()
-    last = {"target": batch[1], "losses": []} if rank == size - 1 else {}
+    def parts() -> nn.ModuleDict:
+        return nn.ModuleDict((str(each), gpt.GPT(sizes).stages(schedule.stages)[each]) for each in own)
+
+    mine, other = parts(), parts()
+    stages = {
+        each: ModuleStage(
+            mine[str(each)], tokens.__getitem__, loss_of if each == last else None, schedule.is_split
+        )
+        for each in own
+    }
+    message = MICROBATCH, sizes.sequence, sizes.width
+    theirs_stages = [
+        PipelineStage(other[str(each)], each, schedule.stages, torch.device("cpu")) for each in own
+    ]
+    given = theirs_stages if schedule.chunks > 1 else theirs_stages[0]
+    theirs_schedule = theirs(given, MICROBATCHES, loss_fn=gpt.cross_entropy)
+    inputs = (batch[0],) if 0 in own else ()
+    ends = {"target": batch[1], "losses": []} if last in own else {}
 
     def our_step() -> None:
         mine.zero_grad()
-        run(schedule, {rank: stage}, communicator, message)
+        run(schedule, stages, communicator, message)
 
     def their_step() -> None:
         other.zero_grad()
-        theirs_schedule.step(*inputs, **last)
+        theirs_schedule.step(*inputs, **ends)
 
     return our_step, their_step
 
@@ -259,6 +273,7 @@ CASES: dict[str, Callable[[Communicator, int], tuple[Step, Step]]] = {
     "fsdp_memory": sharded_memory,
     "gpipe": partial(pipeline, "gpipe", ScheduleGPipe),
     "one_f_one_b": partial(pipeline, "one_f_one_b", Schedule1F1B),
+    "zbv": partial(pipeline, "zbv", ScheduleZBVZeroBubble),
     "tensor": tensor_parallel,
 }
 

@@ -52,11 +52,13 @@ def test_tensor_parallel_training_equals_one_process(workers, sequence_parallel)
     assert bytes_of_a_step(run) == [expected] * workers
 
 
-@pytest.mark.parametrize(("workers", "schedule", "chunks"), [(2, "interleaved", 2), (3, "one_f_one_b", 1)])
-def test_pipeline_training_equals_one_process(workers, schedule, chunks):
+@pytest.mark.parametrize(
+    ("workers", "schedule", "chunks", "messages"),
+    [(2, "interleaved", 2, [3, 3]), (3, "one_f_one_b", 1, [1, 2, 1]), (2, "zbv", 1, [2, 2])],
+)
+def test_pipeline_training_equals_one_process(workers, schedule, chunks, messages):
     run = trained(workers, pipeline=workers, schedule=schedule, chunks=chunks, microbatches=4)
     nbytes = TOKENS // 4 * SIZES.width * 4
-    messages = [2 * chunks - (rank == 0) - (rank == workers - 1) for rank in range(workers)]
     expected = [4 * nbytes * count for count in messages]
     assert bytes_of_a_step(run) == expected
 
