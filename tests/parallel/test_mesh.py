@@ -2,6 +2,7 @@
 
 import copy
 import math
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -11,13 +12,14 @@ from torch import nn
 from workshop_utils.comm import threads
 from workshop_utils.comm.ring import ring_all_reduce
 from workshop_utils.parallel import mesh
+from workshop_utils.parallel.experts import cut_experts
 from workshop_utils.parallel.fully_sharded import FullySharded
 from workshop_utils.parallel.gpt import GPT, GPTSizes, batch_of, cross_entropy, gradient_error, manual
 from workshop_utils.parallel.tensor import Region, parallelize
 
 pytestmark = pytest.mark.processes
 
-SIZES = GPTSizes(layers=3, width=12, heads=3, sequence=8)
+SIZES = GPTSizes(layers=3, width=12, heads=3, sequence=8, experts=12, k=2)
 DIRECTIONS = ("data", "tensor", "pipeline", "context", "experts")
 # data, tensor, pipeline, context, experts
 SHAPES = [
@@ -30,9 +32,9 @@ SHAPES = [
 ]
 
 
-def whole_gradients():
-    model = GPT(SIZES, seed=1, dtype=torch.float64)
-    tokens, targets = batch_of(manual(), 1, 6, SIZES.sequence)
+def whole_gradients(sizes=SIZES):
+    model = GPT(sizes, seed=1, dtype=torch.float64)
+    tokens, targets = batch_of(manual(), 1, 6, sizes.sequence)
     cross_entropy(model(tokens), targets).backward()
     return model
 
@@ -63,31 +65,32 @@ def test_the_groups_of_a_mesh_meet_in_one_rank_and_who_talk_most_are_neighbours(
 
 
 @pytest.mark.parametrize("sizes", SHAPES, ids=str)
-@pytest.mark.parametrize("longest", [0.1, 1e3])
-def test_gradients_are_clipped_as_one_process_clips_them(sizes, longest):
-    gradients, whole = whole_gradients().gradients(), whole_gradients()
-    norm = nn.utils.clip_grad_norm_(whole.parameters(), longest).item()
+def test_gradients_are_clipped_as_one_process_clips_them(sizes):
+    whole = whole_gradients()
+    gradients = whole.gradients()
+    norm = nn.utils.clip_grad_norm_(whole.parameters(), 0.1).item()
     clipped = whole.gradients()
 
     def program(communicator):
         groups = mesh.mesh_of(communicator, **dict(zip(DIRECTIONS, sizes, strict=True)))
         region, stage = Region(groups.tensor), groups.pipeline.rank
-        parts = (copy.deepcopy(each).stages(groups.pipeline.size)[stage] for each in (gradients, clipped))
+        wholes = (cut_experts(copy.deepcopy(each), groups.experts) for each in (gradients, clipped))
+        parts = (whole.stages(groups.pipeline.size)[stage] for whole in wholes)
         part, expected = (parallelize(each, region) for each in parts)
         for parameter in part.parameters():
             parameter.grad = parameter.detach().clone()
-        got = mesh.clip_gradients(part, groups, longest)
-        return got, gradient_error(part, expected)
+        norms = {mesh.clip_gradients(part, groups, longest) for longest in (1e3, math.inf, 0.1)}
+        return norms, gradient_error(part, expected)
 
     norms, errors = zip(*threads.run(math.prod(sizes[:4]), program), strict=True)
-    assert len({*norms}) == 1  # to the last bit
-    assert norms[0] == pytest.approx(norm, rel=1e-12)
+    (got,) = set.union(*norms)  # to the last bit
+    assert got == pytest.approx(norm, rel=1e-12)
     assert max(errors) <= 1e-12 * norm
 
 
 def test_shards_count_on_every_replica_and_what_another_stage_counts_does_not():
-    gradients, whole = whole_gradients().gradients(), whole_gradients()
-    norm = nn.utils.clip_grad_norm_(whole.parameters(), math.inf).item()
+    whole = whole_gradients(replace(SIZES, experts=0))
+    gradients, norm = whole.gradients(), nn.utils.clip_grad_norm_(whole.parameters(), math.inf).item()
 
     def program(communicator):
         groups = mesh.mesh_of(communicator, data=3, tensor=2)

@@ -31,6 +31,7 @@ from torch import nn
 from workshop_utils.comm.communicator import Communicator
 from workshop_utils.comm.ring import ring_all_reduce
 from workshop_utils.comm.subset import Subset
+from workshop_utils.parallel.experts import expert_parameters
 from workshop_utils.parallel.fully_sharded import FullySharded
 from workshop_utils.parallel.tensor import all_reduce_gradients, cut_parameters
 
@@ -98,9 +99,17 @@ def synchronise(module: nn.Module, mesh: Mesh) -> None:
     """Replace gradients of each replica's loss by those of the mean over all replicas, data and context alike.
 
     Every rank calls it after the last backward pass of a step, and after `finish_gradients`. Context ranks have equal
-    shares of the sequence, so the mean of their mean losses is that of the whole sequence.
+    shares of the sequence, so the mean of their mean losses is that of the whole sequence. An expert's gradient is
+    already the sum over the tokens of its expert group, so what is left to sum over are the ranks with the same
+    experts; it is divided by the number of replicas, too, not by the number of those ranks.
     """
-    all_reduce_gradients(module.parameters(), mesh.replicas, "mean")
+    experts = expert_parameters(module)
+    others = [parameter for parameter in module.parameters() if parameter not in {*experts}]
+    all_reduce_gradients(others, mesh.replicas, "mean")
+    all_reduce_gradients(experts, mesh.expert_replicas, "mean")
+    for parameter in experts:
+        if parameter.grad is not None:
+            parameter.grad.div_(mesh.experts.size)
 
 
 def gradient_norm(module: nn.Module, mesh: Mesh, counted_elsewhere: Container[nn.Parameter] = ()) -> float:
@@ -117,11 +126,13 @@ def gradient_norm(module: nn.Module, mesh: Mesh, counted_elsewhere: Container[nn
         counted_elsewhere: parameters that another stage counts, such as the last one's copy of a tied embedding.
     """
     shards = {each.shard for each in module.sharded.values()} if isinstance(module, FullySharded) else set()
-    cut, first = cut_parameters(module), mesh.replicas.rank == 0
+    cut, experts = cut_parameters(module), {*expert_parameters(module)}
     squares = np.zeros(1)
     for parameter in module.parameters():
-        here = (mesh.tensor.rank == 0 or parameter in cut) and (first or parameter in shards)
-        if here and parameter.grad is not None and parameter not in counted_elsewhere:
+        alike = mesh.expert_replicas if parameter in experts else mesh.replicas  # who hold the same numbers
+        is_first = alike.rank == 0 or parameter in shards
+        is_first &= mesh.tensor.rank == 0 or parameter in cut
+        if is_first and parameter.grad is not None and parameter not in counted_elsewhere:
             squares += parameter.grad.double().square().sum().item()
     for group in (mesh.tensor, mesh.replicas, mesh.pipeline):
         ring_all_reduce(group, squares)
