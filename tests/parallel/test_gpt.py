@@ -1,5 +1,7 @@
 """The small GPT, whole and in stages."""
 
+import math
+
 import pytest
 import torch
 from torch import nn
@@ -56,6 +58,14 @@ def test_batches_are_the_same_everywhere_and_targets_are_the_next_bytes():
 def test_what_cannot_be_is_named(call, said):
     with pytest.raises(ValueError, match=said):
         call()
+
+
+def test_a_gradient_that_is_no_number_does_not_hide_behind_others():
+    model, expected = GPT(SIZES), GPT(SIZES)
+    for parameter in model.parameters():
+        parameter.grad = torch.ones_like(parameter)
+    model.layers[0].token.weight.grad[0, 0] = math.nan
+    assert math.isnan(gradient_error(model, expected))
 
 
 def test_what_is_kept_for_backward_is_counted_until_it_is_let_go_of():

@@ -236,16 +236,18 @@ def cross_entropy(logits: Tensor, targets: Tensor) -> Tensor:
 def gradient_error(part: nn.Module, expected: nn.Module) -> float:
     """The largest difference between the gradients of `part` and the parameters of `expected`, which hold gradients.
 
+    NaN if one of them has a NaN.
+
     Raises:
         ValueError: if a parameter has no gradient, or the two are not cut alike.
     """
     pairs = zip(part.named_parameters(), expected.parameters(), strict=True)
-    largest = 0.0
+    largest = torch.zeros((), dtype=torch.float64)
     for (name, parameter), gradient in pairs:
         if parameter.grad is None or parameter.shape != gradient.shape:
             raise ValueError(f"{name} has no gradient of shape {tuple(gradient.shape)}")
-        largest = max(largest, (parameter.grad - gradient).abs().max().item())
-    return largest
+        largest = largest.maximum((parameter.grad - gradient).abs().max())
+    return largest.item()
 
 
 class OneProcess:
