@@ -86,5 +86,5 @@ class _Linear(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> Any:
         (x,) = ctx.saved_tensors
-        ctx.products.append(Product(ctx.weight, ctx.bias, x, gradients[0]))
+        ctx.products.append(Product(ctx.weight, ctx.bias, x.detach(), gradients[0]))
         return gradients[0] @ ctx.weight if ctx.needs_input_grad[0] else None, None, None, None
