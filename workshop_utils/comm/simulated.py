@@ -15,7 +15,6 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -100,7 +99,7 @@ class _Channel(NamedTuple):
     up: Queue
     down: Queue
     latency_seconds: float
-    messages: deque[_Message]
+    messages: list[_Message]
 
 
 class _Clock:
@@ -166,7 +165,7 @@ class _Clock:
             ends = zip(("out", "in"), (source, to) if is_inside else machines, strict=True)
             new = partial(Queue, link.bandwidth_bytes_per_second)
             up, down = (self._queues.setdefault((is_inside, *end), new()) for end in ends)
-            self._channels[source, to] = _Channel(up, down, link.latency_seconds, deque())
+            self._channels[source, to] = _Channel(up, down, link.latency_seconds, [])
         return self._channels[source, to]
 
     def send(self, source: SimulatedCommunicator, to: int, array: Array) -> float:
@@ -238,7 +237,7 @@ class SimulatedCommunicator(Communicator):
         while not messages:
             self._waits_for = (source,)
             self._clock.give_way()
-        message = messages.popleft()
+        message = messages.pop(0)
         self.seconds = max(message.arrival, self._left)
         check_message(self, source, message.collective, message.array, incoming)
         if type(message.array) is Shape and type(incoming) is not Shape:
