@@ -1,10 +1,12 @@
 """All-to-all, directly and by pairs: results, messages and bytes on every transport, and times in virtual time."""
 
+import sys
 from functools import partial
 
 import numpy as np
 import pytest
 
+from workshop_utils import count_bytes, on_ranks
 from workshop_utils.comm import threads
 from workshop_utils.comm.all_to_all import (
     all_to_all_bytes_sent,
@@ -82,6 +84,41 @@ def test_a_group_of_some_ranks_exchanges_beside_another_group(way):
 @pytest.mark.parametrize("way", WAYS)
 def test_processes_exchange_what_threads_do(way, ranks):
     assert ranks.run(3, exchange, way) == exchanged(3)
+
+
+def over_gloo(dist, way):
+    from workshop_utils.comm.over_torch import TorchCommunicator
+
+    return exchange(TorchCommunicator(), way)
+
+
+@pytest.mark.processes
+def test_over_pytorchs_group_too():
+    results = on_ranks(3, over_gloo, {"way": pairwise_all_to_all}, framework="torch")
+    assert results.values == exchanged(3)
+
+
+def counted(communicator, nbytes):
+    """The bytes that the kernel has seen leave, and those that the rank's counters say."""
+    rank = communicator.rank
+    outgoing, incoming = (
+        [np.zeros(each, np.uint8) for each in part] for part in (nbytes[rank], nbytes[:, rank])
+    )
+    with count_bytes(communicator.barrier) as kernel:
+        communicator.traffic.reset()
+        direct_all_to_all(communicator, outgoing, incoming)
+        sent = communicator.traffic.bytes_sent.sum()
+    return kernel.sent, int(sent)
+
+
+@pytest.mark.processes
+@pytest.mark.skipif(sys.platform != "linux", reason="the kernel's counters are Linux's")
+def test_the_kernel_counts_the_bytes_of_the_closed_form(ranks):
+    nbytes = np.arange(9).reshape(3, 3) * 10_001 + 100_003
+    sent = nbytes.sum(1) - nbytes.diagonal()
+    for (by_kernel, by_counters), expected in zip(ranks.run(3, counted, nbytes), sent, strict=True):
+        assert by_counters == expected
+        assert expected <= by_kernel <= 1.02 * expected
 
 
 def program_of(way, nbytes):
