@@ -28,6 +28,7 @@ BENCHMARKS: dict[str, Callable[[bool], Iterator[Row]]] = {
     "ranks": launching.ranks,
     "network": running.network,
     "all_reduce": communication.all_reduce,
+    "all_to_all": communication.all_to_all,
     "steps": communication.steps,
     "sharded_memory": communication.sharded_memory,
     "emulation": scale_model.emulation,

@@ -6,8 +6,11 @@ import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
-from comparison import WITHIN_A_TENTH, Bar, Row
+from comparison import AS_THEORY, WITHIN_A_TENTH, Bar, Row
 
+from workshop_utils.comm.all_to_all import all_to_all_seconds, direct_all_to_all
+from workshop_utils.comm.communicator import Communicator
+from workshop_utils.comm.simulated import Link, Shape, simulate
 from workshop_utils.jobs import TrainingJob
 from workshop_utils.launchers.local import Local
 
@@ -42,6 +45,27 @@ def all_reduce(quick: bool) -> Iterator[Row]:
             pairs = measured(algorithm, workers, 1 if quick else 15, nbytes, calls)
             subject = f"all-reduce of {name} among {workers}: {algorithm}, beside gloo"
             yield Row(subject, pairs, "ms", Bar(low=times), times_faster=True)
+
+
+def all_to_all(quick: bool) -> Iterator[Row]:
+    """float32, so much from each rank, own part included; among 1,000 ranks on the simulated clock, beside theory."""
+    for workers in WORKERS[:1] if quick else WORKERS:
+        for case in ("all_to_all", "uneven_all_to_all"):
+            for nbytes, calls in ((64 * KIB, 30), (MIB, 8), (16 * MIB, 3))[: 1 if quick else 3]:
+                name = f"{nbytes // KIB} KiB" if nbytes < MIB else f"{nbytes // MIB} MiB"
+                pairs = measured(case, workers, 1 if quick else 15, nbytes, calls)
+                subject = f"{case.replace('_', ' ')} of {name} among {workers}, beside gloo"
+                yield Row(subject, pairs, "ms", WITHIN_A_TENTH)
+    size, nbytes, link = 100 if quick else 1000, MIB, Link.of("10Gbit", "50us")
+
+    def program(communicator: Communicator) -> None:
+        parts = [Shape(nbytes // size, "uint8")] * size
+        direct_all_to_all(communicator, parts, parts)
+
+    ours = simulate(size, program, link).seconds
+    theory = all_to_all_seconds(size, nbytes, link.latency_seconds, link.bandwidth_bytes_per_second)
+    pairs = [(1000 * ours, 1000 * theory)]
+    yield Row(f"all to all of 1 MiB among {size} in virtual time, beside theory", pairs, "ms", AS_THEORY)
 
 
 def steps(quick: bool) -> Iterator[Row]:

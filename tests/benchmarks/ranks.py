@@ -33,6 +33,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from workshop_utils import place
 from workshop_utils.comm import tcp
+from workshop_utils.comm.all_to_all import direct_all_to_all
 from workshop_utils.comm.communicator import Communicator, buffer, collective
 from workshop_utils.comm.ring import ring_all_reduce
 from workshop_utils.parallel import gpt
@@ -95,6 +96,22 @@ def all_reduce(algorithm: Callable[..., None], communicator: Communicator, nbyte
     """Sum zeros, which can be summed again and again."""
     array = np.zeros(nbytes // 4, np.float32)
     return partial(algorithm, communicator, array), partial(dist.all_reduce, torch.from_numpy(array))
+
+
+def all_to_all(is_uneven: bool, communicator: Communicator, nbytes: int) -> tuple[Step, Step]:
+    """Exchange the parts of an array; if uneven, rank r sends rank r + 1 seven times as much as any other rank."""
+    rank, size = communicator.rank, communicator.size
+    weights = np.ones((size, size)) + 6 * is_uneven * np.roll(np.eye(size), 1, axis=1)
+    counts = (nbytes // 4 * weights / weights.sum(1)).astype(int)
+    sent, received = counts[rank].tolist(), counts[:, rank].tolist()
+    outgoing, incoming = np.zeros(sum(sent), np.float32), np.empty(sum(received), np.float32)
+    parts = (
+        np.split(array, np.cumsum(each)[:-1]) for array, each in ((outgoing, sent), (incoming, received))
+    )
+    tensors, splits = map(torch.from_numpy, (incoming, outgoing)), (received, sent) if is_uneven else ()
+    return partial(direct_all_to_all, communicator, *parts), partial(
+        dist.all_to_all_single, *tensors, *splits
+    )
 
 
 @collective
@@ -268,6 +285,8 @@ def tensor_parallel(communicator: Communicator, _: int) -> tuple[Step, Step]:
 CASES: dict[str, Callable[[Communicator, int], tuple[Step, Step]]] = {
     "ring": partial(all_reduce, ring_all_reduce),
     "direct": partial(all_reduce, direct_all_reduce),
+    "all_to_all": partial(all_to_all, False),
+    "uneven_all_to_all": partial(all_to_all, True),
     "ddp": data_parallel,
     "fsdp": sharded,
     "fsdp_memory": sharded_memory,
