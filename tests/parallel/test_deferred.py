@@ -36,6 +36,7 @@ def test_two_parts_give_the_gradients_of_one_backward_pass_with_no_product_more(
             assert counted.get_total_flops() == whole.get_total_flops()
     assert not any(each.grad.requires_grad for each in block.parameters())  # it would keep the whole graph
     for each, gradient in zip((x, *block.parameters()), expected, strict=True):
+        assert not each.grad.requires_grad
         assert torch.allclose(each.grad, 2 * gradient, rtol=1e-12, atol=1e-13)
 
 

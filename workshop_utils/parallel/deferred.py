@@ -61,6 +61,7 @@ class DeferredWeights(TorchFunctionMode):
             return _Linear.apply(x, weight, bias, self.products)
         return functional.linear(x, weight, bias)
 
+    @torch.no_grad()
     def add_to_gradients(self) -> None:
         """Compute what is left to do, and add it to the gradients."""
         for weight, bias, x, gradient in self.products:
