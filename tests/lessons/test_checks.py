@@ -21,6 +21,7 @@ from workshop_utils.lessons import checks
 from workshop_utils.lessons.checks import (
     NotYet,
     Wrong,
+    contexts_and_experts,
     failures,
     model_parallel,
     one_worker,
@@ -313,6 +314,22 @@ def groups_from_a_grid(rank, sizes):
     return {way: grid[(*place[:axis], slice(None), *place[axis + 1 :])] for axis, way in ways}
 
 
+def query_by_query(state, scores, values):
+    states = [[*each] for each in zip(*state, strict=True)]
+    for query, row in enumerate(scores):
+        for score, value in zip(row[row > -np.inf], values[row > -np.inf], strict=True):
+            maximum, total, mixture = states[query]
+            largest = max(maximum, score)
+            old, new = np.exp(maximum - largest), np.exp(score - largest)
+            states[query] = [largest, old * total + new, old * mixture + new * value]
+    return [np.array(each) for each in zip(*states, strict=True)]
+
+
+def from_both_ends(length, rank, size):
+    own = length // size // 2
+    return (*range(rank * own, (rank + 1) * own), *range(length - (rank + 1) * own, length - rank * own))
+
+
 def held_at_the_newest_version(state, worker, bound):
     slowest = min(state.pushes[each] for each in state.active)
     return state.version > state.has[worker] and state.pushes[worker] - slowest <= bound
@@ -335,6 +352,8 @@ def held_at_the_newest_version(state, worker, bound):
         (parallelism.uneven_step, one_bad_image_spoils_all_weights),
         (model_parallel.tensor_parallel_mlp, mlp_with_a_hook),
         (model_parallel.pipeline_messages, passes_of_one_form),
+        (contexts_and_experts.softmax_step, query_by_query),
+        (contexts_and_experts.zig_zag, from_both_ends),
         (model_parallel.mesh_groups, groups_from_a_grid),
         (failures.atomic_save, checkpoints.write_atomically),
         (failures.atomic_save, through_a_part),
