@@ -45,9 +45,8 @@ def kept_by_length(kept: Mapping[str, Mapping[int, float]], room: float, ranks: 
     style.unit_axis(axes.yaxis, "B")
     longest = int(lengths[-1])
     one, share = (kept[name][longest] for name in ("one rank", "ring"))
-    finding = (
-        f"{longest:,} tokens take {one / 1e6:.0f} MB on one rank, {share / 1e6:.0f} MB on each of {ranks}"
-    )
+    keeps = f"one rank keeps {one / 1e6:.0f} MB, each of {ranks} ranks {share / 1e6:.0f} MB"
+    finding = f"Of {longest:,} tokens {keeps}"
     detail = "points: counted; lines: from the shortest context, in proportion to L, and for scores to L²"
     return style.finish(axes, finding, detail)
 

@@ -201,7 +201,9 @@ def zig_zag(answer: Callable[[int, int, int], Any]) -> str:
             [place for share in shares for place in share if 0 <= place < length], minlength=length
         )
         outside = [place for share in shares for place in share if not 0 <= place < length]
-        refuse(outside, f"{where}, place {listed(outside[:1])} does not exist; they go from 0 to {length - 1}.")
+        refuse(
+            outside, f"{where}, place {listed(outside[:1])} does not exist; they go from 0 to {length - 1}."
+        )
         refuse((counts == 0).any(), f"{where}, nobody holds token {int(np.argmin(counts))}.")
         refuse((counts > 1).any(), f"{where}, {counts.max()} ranks hold token {int(np.argmax(counts))}.")
         rank = next(rank for rank in each if shares[rank] != right[rank])
