@@ -26,27 +26,27 @@ MARKERS = {"naive": "X", "gpipe": "s", "one_f_one_b": "o", "interleaved": "^"}
 
 
 def schedule_timelines(runs: Mapping[str, tuple[Timeline, Timeline]]) -> Figure:
-    """What each rank did when: as predicted on the left, as measured on the right, all on one axis of time.
+    """What each rank did when: thick bars as measured, thin ones below as predicted, all on one axis of time.
 
     Args:
         runs: by schedule, the predicted and the measured timeline, in seconds; one of them is "one_f_one_b".
     """
     ranks = max(len({timed.rank for timed in predicted}) for predicted, _ in runs.values())
-    height = 0.9 + (0.23 * ranks + 0.42) * len(runs)
-    figure, grid = style.figure(11.4, height, rows=len(runs), columns=2, sharex=True, squeeze=False)
-    for row, (name, pair) in zip(grid, runs.items(), strict=True):
-        for axes, timeline, what in zip(row, pair, ("predicted", "measured"), strict=True):
-            _timeline(axes, timeline, ranks)
-            idle = f"{100 * bubble(timeline):.0f} % idle"
-            axes.set_title(f"{SHOWN_NAMES[name]}, {what}: {idle}", fontsize=10, loc="left", pad=3)
-    seconds = {name: _seconds(measured) for name, (_, measured) in runs.items()}
-    grid[0, 0].set_xlim(0, 1.01 * max(seconds.values()))
-    for axes in grid[-1]:
-        axes.set_xlabel("time")
-    for axes in grid[:, 0]:
+    height = 0.9 + (0.27 * ranks + 0.42) * len(runs)
+    figure, grid = style.panels(runs, 9.6, height, below=True, sharex=True)
+    for axes, (name, (predicted, measured)) in zip(grid, runs.items(), strict=True):
+        _timeline(axes, predicted, 0.36, 0.16)
+        _timeline(axes, measured, -0.06, 0.62)
+        style.rows(axes, [str(rank) for rank in range(ranks)], (ranks - 0.5, -0.5))
+        idle = f"{100 * bubble(measured):.0f} % idle, predicted {100 * bubble(predicted):.0f} %"
+        axes.set_title(f"{SHOWN_NAMES[name]}: {idle}", fontsize=10, loc="left", pad=3)
         axes.set_ylabel("rank")
-    numbers = "the number is the microbatch's, a rank's second stage is darker"
-    detail = f"blue: forward, orange: backward, nothing: the rank waits; {numbers}"
+    seconds = {name: _seconds(measured) for name, (_, measured) in runs.items()}
+    grid[-1].set(xlabel="time", xlim=(0, 1.01 * max(seconds.values())))
+    style.unit_axis(grid[-1].xaxis, "s")
+    kinds = {timed.each.kind for _, measured in runs.values() for timed in measured}
+    colours = "blue: forward, orange: backward" + ", green: weights" * ("weight" in kinds)
+    detail = f"{colours}, a rank's second stage is darker; numbers: microbatches; thin: predicted"
     last = min(seconds.keys() - {"one_f_one_b"}, key=lambda name: seconds[name])
     earlier = 100 * (1 - seconds[last] / seconds["one_f_one_b"])
     due = 100 * (1 - _seconds(runs[last][0]) / _seconds(runs["one_f_one_b"][0]))
@@ -61,19 +61,19 @@ def _seconds(timeline: Timeline) -> float:
     return max(timed.end for timed in timeline) - min(timed.start for timed in timeline)
 
 
-def _timeline(axes: Axes, timeline: Timeline, ranks: int) -> None:
+def _timeline(axes: Axes, timeline: Timeline, below: float, height: float) -> None:
+    """The passes of all ranks as bars, so far `below` the rank's place; tall ones with the microbatch's number."""
     zero = min(timed.start for timed in timeline)
-    whole_stages = max(timed.each.stage for timed in timeline) < ranks
+    ranks = len({timed.rank for timed in timeline})
     for timed in timeline:
         start, seconds = timed.start - zero, timed.end - timed.start
-        hue = FORWARD if timed.each.kind == "forward" else BACKWARD
+        hue = {"forward": FORWARD, "backward": BACKWARD, "weight": WEIGHT}[timed.each.kind]
         colour = style.tint(hue, 0.65 if timed.each.stage < ranks else 1.0)
-        axes.barh(timed.rank, seconds, 0.8, left=start, color=colour, edgecolor="white", linewidth=0.6)
-        if whole_stages or timed.each.kind == "backward":  # others are too narrow
+        place = timed.rank + below
+        axes.barh(place, seconds, height, left=start, color=colour, edgecolor="white", linewidth=0.4)
+        if height > 0.5 and seconds > 0.012 * _seconds(timeline):
             words, middle = str(timed.each.microbatch), start + seconds / 2
-            style.inside(axes, middle, timed.rank, words, colour, fontsize=7.5, color=style.INK)
-    style.rows(axes, [str(rank) for rank in range(ranks)], (ranks - 0.5, -0.5))
-    style.unit_axis(axes.xaxis, "s")
+            style.inside(axes, middle, place, words, colour, fontsize=7.5, color=style.INK)
 
 
 def idle_shares(measured: Mapping[str, IdleShares], ranks: int, chunks: Mapping[str, int]) -> Figure:
@@ -84,11 +84,11 @@ def idle_shares(measured: Mapping[str, IdleShares], ranks: int, chunks: Mapping[
         ranks: p.
         chunks: v by schedule; 1 where it is not named.
     """
-    _, axes = style.figure(7.8, 4.1)
+    _, axes = style.figure(7.0, 3.5)
     most = max(count for series in measured.values() for count in series)
     drawn: set[int] = set()
     for place, (name, series) in enumerate(measured.items()):
-        aside = 1.08 ** (place - (len(measured) - 1) / 2)  # so that equal points do not hide each other
+        aside = 1.035 ** (place - (len(measured) - 1) / 2)  # so that equal points do not hide each other
         each = chunks.get(name, 1)
         if each not in drawn:
             counts = np.geomspace(min(series), most, 60)
@@ -106,12 +106,10 @@ def idle_shares(measured: Mapping[str, IdleShares], ranks: int, chunks: Mapping[
         for name in measured
     ]
     axes.legend(handles, [SHOWN_NAMES[name] for name in measured], loc="upper right")
-    style.power_axis(axes, [2**power for power in range(int(np.log2(most)) + 1)])
+    style.power_axis(axes, sorted({count for series in measured.values() for count in series}))
     axes.set(xlabel="microbatches m", ylabel="idle share of the ranks' time", ylim=(0, None))
     style.percent_axis(axes.yaxis)
-    detail = (
-        f"{ranks} processes whose passes sleep, every run (title: the better); lines: (p − 1)/(v · m + p − 1)"
-    )
+    detail = f"{ranks} processes whose passes sleep; lines: (p − 1)/(v · m + p − 1)"
     best = [min(measured["one_f_one_b"][count]) for count in (min(measured["one_f_one_b"]), most)]
     finding = "1F1B: {:.0f} % idle with {} microbatch{}, {:.0f} % with {}".format(
         100 * best[0],
