@@ -8,7 +8,11 @@ import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.colors import ListedColormap
 from matplotlib.figure import Figure
+from matplotlib.ticker import NullFormatter
 
+from workshop_utils.comm.all_to_all import all_to_all_seconds
+from workshop_utils.comm.ring import ring_seconds
+from workshop_utils.comm.topology import Link
 from workshop_utils.plots import style
 
 Spans = Sequence[Sequence[tuple[float, float]]]  # by rank and step, seconds at which it began and ended
@@ -149,4 +153,38 @@ def context_bytes(
     finding = f"Among {most} ranks the ring sends {times:.3g} times as much as Ulysses"
     return style.finish(
         axes, finding, "forward and backward; points: counted, lines: 6(N − 1)K and 8(N − 1)/N · K"
+    )
+
+
+def all_to_all_by_ranks(
+    nbytes: int, link: Link, clock: Mapping[str, Mapping[int, float]], detail: str
+) -> Figure:
+    """Seconds of an all-to-all and of a ring all-reduce of `nbytes` a rank by closed form; points of the `clock`.
+
+    `clock` has simulated seconds by number of ranks, of the all-to-all "direct" and by "Bruck".
+    """
+    ranks, hop = np.arange(2, 1025), (link.latency_seconds, link.bandwidth_bytes_per_second)
+    _, axes = style.figure(7.6, 4.2)
+    style.theory(
+        axes,
+        ranks,
+        [ring_seconds(int(size), nbytes, *hop) for size in ranks],
+        "ring\nall-reduce",
+        colour="ring",
+    )
+    direct, bruck = WAYS["Ulysses"], style.MUTED[1]
+    seconds = [all_to_all_seconds(int(size), nbytes, *hop) for size in ranks]
+    style.theory(axes, ranks, seconds, "all-to-all,\ndirect", colour=direct)
+    style.measured(axes, [*clock["direct"]], [*clock["direct"].values()], colour=direct)
+    style.measured(
+        axes, [*clock["Bruck"]], [*clock["Bruck"].values()], "all-to-all,\nBruck", colour=bruck, marker="s"
+    )
+    axes.set(yscale="log", xlabel="ranks", ylabel="time")
+    style.power_axis(axes, [2, 4, 16, 64, 256, 1024])
+    style.log_ticks(axes.yaxis)
+    style.unit_axis(axes.yaxis, "s")
+    axes.yaxis.set_minor_formatter(NullFormatter())
+    most = nbytes / link.latency_seconds / link.bandwidth_bytes_per_second
+    return style.finish(
+        axes, f"Beyond {most:.0f} ranks an all-to-all pays more for latency than for bytes", detail
     )
