@@ -316,3 +316,32 @@ def bytes_by_direction(sent: Mapping[str, Mapping[str, float]]) -> Figure:
     leads = all(each["tensor"] >= max(each.values()) for each in sent.values() if each["tensor"])
     finding = f"Where there is tensor parallelism, it {'sends' if leads else 'does not always send'} most"
     return style.finish(axes, finding, "counted by communicator.traffic, by direction")
+
+
+def bytes_by_tokens(
+    formulas: Mapping[str, Mapping[str, Callable[[float], float]]], counted: Mapping[int, Mapping[str, float]]
+) -> Figure:
+    """Bytes that a rank sends in a step in each direction, by the tokens of its replica's batch, a panel a model.
+
+    Args:
+        formulas: by model, then by direction, bytes for a number of tokens; "data" does not depend on it.
+        counted: by number of tokens, then by direction, the bytes of the first model.
+    """
+    figure, grid = style.panels(formulas, 9.6, 3.9)
+    leads = []
+    for axes, sent in zip(grid, formulas.values(), strict=True):
+        lead = sent["data"](1) / sent["tensor"](1)  # both are one term
+        leads.append(f"{float(f'{lead:.2g}'):,.0f}")
+        tokens = np.geomspace(lead / 30, 100 * lead, 9)
+        for name, colour in DIRECTIONS.items():
+            style.theory(axes, tokens, [sent[name](each) for each in tokens], name, colour=colour)
+        axes.set(xscale="log", yscale="log", xlabel="tokens of a replica in a step")
+        style.unit_axis(axes.xaxis, "")
+        style.unit_axis(axes.yaxis, "B")
+        style.mark(axes, lead)
+    for name, colour in DIRECTIONS.items():
+        sent_by = [directions[name] for directions in counted.values()]
+        style.measured(grid[0], list(counted), sent_by, colour=colour, markersize=7)
+    grid[0].set_ylabel("sent by a rank in a step")
+    finding = f"Tensor ranks send most from {leads[0]} tokens on, with the large model from {leads[1]}"
+    return style.finish(figure, finding, "lines: closed forms, points: counted; a rank's mean over stages")
