@@ -21,6 +21,7 @@ DIRECTIONS = {"tensor": "model parallel", "data": "data parallel", "pipeline": "
 FORMS = {"tensor parallel": "model parallel", "with sequence parallelism": "#999933"}
 FORWARD, BACKWARD, WEIGHT = "#5B8DB8", "#E0A75E", "#7FB285"
 SHOWN_NAMES = {"naive": "naive", "gpipe": "GPipe", "one_f_one_b": "1F1B", "interleaved": "interleaved 1F1B"}
+SHOWN_NAMES |= {"zb_h1": "ZB-H1", "zbv": "ZBV"}
 COLOURS = {"naive": "#1A1A1A", "gpipe": "#882255", "one_f_one_b": "#0072B2", "interleaved": "#117733"}
 MARKERS = {"naive": "X", "gpipe": "s", "one_f_one_b": "o", "interleaved": "^"}
 
