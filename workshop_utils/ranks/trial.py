@@ -27,7 +27,7 @@ from workshop_utils.setup.install import end_with
 # Which lessons do not work without a framework; "ranks" have none.
 LESSONS = {
     "ranks": "00, 02 to 04, 10, 14, 15",
-    "torch": "00 to 02, 05, 07 to 10, 14",
+    "torch": "00 to 02, 05, 07 to 10, 14, 16",
     "tensorflow": "06, 11, 12",
     "horovod": "05, 11",
     "mpi": "12",
