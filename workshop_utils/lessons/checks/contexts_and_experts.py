@@ -9,6 +9,9 @@ from typing import Any
 import numpy as np
 
 from workshop_utils.lessons.checks import Wrong, exercise, listed, refuse, result_of
+from workshop_utils.lessons.checks.model_parallel import passes_of
+from workshop_utils.parallel import schedule as schedules
+from workshop_utils.parallel.schedule import Kind, Pass
 
 State = tuple[np.ndarray, np.ndarray, np.ndarray]
 Step = Callable[[State, np.ndarray, np.ndarray], State]
@@ -232,3 +235,71 @@ def _places(answer: Callable[[int, int, int], Any], length: int, rank: int, size
     except (TypeError, ValueError, Wrong):
         raise Wrong(f"{where} gave {given!r}; it must be a list of places, whole numbers.") from None
     return [int(place) for place in places]
+
+
+Order = list[tuple[Kind, int]]
+
+
+@exercise
+def place_weights(answer: Callable[[Order, int, int], Order]) -> str:
+    """`answer(order, rank, ranks)` is 1F1B's `order` of passes on a rank, with its weight passes put in."""
+    for ranks, microbatches in ((4, 8), (2, 4), (3, 7), (4, 2), (6, 12), (1, 3)):
+        of = f"with {ranks} rank{'s' * (ranks > 1)} and {microbatches} microbatches"
+        plain, best = (schedules.schedule_of(name, ranks, microbatches) for name in ("one_f_one_b", "zb_h1"))
+        orders = tuple(_with_weights(answer, plain, rank, of) for rank in range(ranks))
+        try:
+            yours = schedules.Schedule("yours", orders, microbatches)
+            timelines = [schedules.predict(each, 1.0, 2.0) for each in (yours, best, plain)]
+        except schedules.ScheduleError as error:
+            raise Wrong(f"{of}, {error}.") from None
+        most = min(ranks, microbatches)
+        for rank, passes in enumerate(orders):
+            late = f"rank {rank} holds {schedules.held(passes)} microbatches at once, rank 0 of 1F1B {most}"
+            advice = "a microbatch is held until its weight pass: run one before the next forward pass"
+            refuse(schedules.held(passes) > most, f"{of}, {late}; {advice}.")
+        idle, least, before = map(schedules.bubble, timelines)
+        waits = f"ranks wait {100 * idle:.0f} % of the time, with 1F1B {100 * before:.0f} %"
+        can = f"{100 * least:.0f} % can be had: {_misplaced(yours, timelines[0], most)}"
+        refuse(idle > least + 1e-9, f"{of}, {waits}; {can}.")
+    return (
+        "you have built ZB-H1: ranks wait a third as long as with 1F1B, if there are microbatches enough, and no rank "
+        "holds more of them than rank 0 of 1F1B."
+    )
+
+
+def _misplaced(schedule: schedules.Schedule, timeline: schedules.Timeline, most: int) -> str:
+    """A weight pass that stands too late, so that its rank waits before it, or too early, where others wait."""
+    times = {timed.each: timed for timed in timeline}
+    early = ""
+    for rank, passes in enumerate(schedule.passes):
+        for place, each in enumerate(passes[1:], 1):
+            done, start = passes[:place], times[each].start
+            owed = [b for b in done if b.kind == "backward" and b._replace(kind="weight") not in done]
+            if owed and start > times[done[-1]].end + 1e-9:
+                weight = owed[0]._replace(kind="weight")
+                return f"rank {rank} waits before {each}, though it could run {weight} there"
+            ahead = next((later for later in passes[place:] if later.kind != "weight"), None)
+            source = ahead and schedule.source(ahead)
+            is_ready = ahead and (source is None or times[source].end <= start + 1e-9)
+            held = sum((one.kind == "forward") - (one.kind == "weight") for one in done)
+            if each.kind == "weight" and is_ready and held < most:
+                first = f"rank {rank} runs {each}, though it could run {ahead} first"
+                early = early or f"{first}: others wait for what comes of it"
+    return early or "some weight passes stand where others wait for this rank"
+
+
+def _with_weights(
+    answer: Callable[[Order, int, int], Order], plain: schedules.Schedule, rank: int, of: str
+) -> tuple[Pass, ...]:
+    """The answer's order on a rank; raises Wrong if it is not that of `plain` with weight passes between its passes."""
+    passes = plain.passes[rank]
+    order: Order = [(each.kind, each.microbatch) for each in passes]
+    given: Any = result_of(answer, list(order), rank, plain.ranks)
+    placed = passes_of(given, rank, f"{of}, rank {rank} has", ("forward", "backward", "weight"))
+    refuse(placed == passes, f"{of}, rank {rank} has no weight pass; put in ('weight', 0) and the others.")
+    kept = tuple(each for each in placed if each.kind != "weight")
+    moved = (
+        "the forward and backward passes are no longer those of `order`; put weight passes between them only"
+    )
+    refuse(kept != passes, f"{of}, rank {rank}: {moved}.")
+    return placed

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from numbers import Integral
 from typing import Any
@@ -373,15 +373,21 @@ def one_f_one_b(answer: Answer) -> str:
 
 def _order(answer: Answer, rank: int, ranks: int, microbatches: int) -> tuple[Pass, ...]:
     order: Any = result_of(answer, rank, ranks, microbatches)
+    return passes_of(order, rank, f"rank {rank} of {ranks} with {microbatches} microbatches has")
+
+
+def passes_of(
+    order: Any, rank: int, has: str, kinds: Sequence[Kind] = ("forward", "backward")
+) -> tuple[Pass, ...]:
+    """A learner's order of passes on `rank`, one stage a rank; raises Wrong, which begins with `has`."""
     order = list(order) if isinstance(order, Iterator) else order  # of a generator, all that it yields
-    has = f"rank {rank} of {ranks} with {microbatches} microbatches has"
     passes = f"{has} {order!r}; it must be a list of passes, such as [('forward', 0)]"
     refuse(not isinstance(order, list | tuple), f"{passes}.")
+    form = " or ".join(f"('{kind}', 0)" for kind in kinds)
     for step, each in enumerate(order):
         pair = isinstance(each, tuple | list) and len(each) == 2
-        is_pass = pair and each[0] in ("forward", "backward") and isinstance(each[1], Integral)
-        form = "each pass must look like ('forward', 0) or ('backward', 0)"
-        refuse(not is_pass, f"{has} {each!r} as its pass {step}; {form}.")
+        is_pass = pair and each[0] in kinds and isinstance(each[1], Integral)
+        refuse(not is_pass, f"{has} {each!r} as its pass {step}; each pass must look like {form}.")
     return tuple(Pass(kind, number, rank) for kind, number in order)
 
 
