@@ -209,6 +209,12 @@ def capacity(loads: Tensor, factor: float) -> Tensor:
     return (factor * fair).ceil().long()
 
 
+def dropped_share(loads: Tensor, factor: float) -> float:
+    """Share of all rows that are above the capacity; `loads` (ranks, experts) and `factor` are those of `capacity`."""
+    above = (loads - capacity(loads, factor)).clamp(min=0)
+    return above.sum().item() / loads.sum().item()
+
+
 def balance_loss(probabilities: Tensor, load: Tensor, k: int) -> Tensor:
     """This rank's part of E · Σ f_i · P_i, the loss that is 1 where experts are used equally, and E at most.
 
