@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple
 
 import numpy as np
 from matplotlib.axes import Axes
@@ -19,6 +20,12 @@ Spans = Sequence[Sequence[tuple[float, float]]]  # by rank and step, seconds at 
 
 # Ways to attend to a long context, the same in every figure.
 WAYS = {"whole matrix": "#882255", "one rank": "one process", "ring": "ring", "Ulysses": "#117733"}
+
+# What balances a router, the same in every figure.
+BALANCING = {"nothing": "#882255", "loss": "#0072B2", "bias": "#117733"}
+WORDS = {"nothing": "no balancing", "loss": "balancing loss", "bias": "bias"}
+LAST = 20  # steps, of which a training's end is the mean
+Trainings = Sequence[Mapping[str, tuple[np.ndarray, np.ndarray]]]
 
 
 def kept_by_length(kept: Mapping[str, Mapping[int, float]], room: float, ranks: int) -> Figure:
@@ -188,3 +195,102 @@ def all_to_all_by_ranks(
     return style.finish(
         axes, f"Beyond {most:.0f} ranks an all-to-all pays more for latency than for bytes", detail
     )
+
+
+class SkewedStep(NamedTuple):
+    """One step of a layer of experts: the favourite's share of all rows, and seconds."""
+
+    share: float
+    measured: float
+    exchanges: float
+    compute: float
+
+
+def skewed_steps(steps: Sequence[Sequence[float]]) -> Figure:
+    """Seconds of a step by the favourite's share of all rows: predicted as areas and a line, measured as points.
+
+    Args:
+        steps: fields of SkewedStep, the first without a favourite.
+    """
+    _, axes = style.figure(7.8, 4.0)
+    rows = [SkewedStep(*step) for step in sorted(steps, key=lambda step: step[0])]
+    shares = [row.share for row in rows]
+    exchanges = np.array([row.exchanges for row in rows])
+    whole = exchanges + [row.compute for row in rows]
+    axes.fill_between(shares, exchanges, color=style.tint("send", 0.35), linewidth=0)
+    axes.fill_between(shares, exchanges, whole, color=style.tint("compute", 0.35), linewidth=0)
+    for words, low, high in (
+        ("four all-to-alls", 0 * whole, exchanges),
+        ("the busiest rank computes", exchanges, whole),
+    ):
+        middle = (np.interp(0.8, shares, low) + np.interp(0.8, shares, high)) / 2
+        style.inside(axes, 0.8, middle, words, "#FFFFFF")
+    style.theory(axes, shares, whole, "predicted")
+    style.measured(axes, shares, [row.measured for row in rows], colour=style.INK, markersize=7)
+    axes.set(
+        xlabel="share of all rows that go to expert 0", ylabel="a step, forward and backward", ylim=(0, None)
+    )
+    style.percent_axis(axes.xaxis)
+    style.unit_axis(axes.yaxis, "s")
+    first, last = rows[0], rows[-1]
+    off = max(abs(row.measured / (row.exchanges + row.compute) - 1) for row in rows)
+    times, most = last.measured / first.measured, 100 * last.share
+    detail = f"points: measured, at most {100 * off:.0f} % off the prediction; the first without a favourite"
+    return style.finish(
+        axes, f"With {most:.0f} % on one expert a step takes {times:.1f} times as long", detail
+    )
+
+
+def balance(trainings: Trainings) -> Figure:
+    """Load of the busiest expert by step, and the loss at the end, by what balances the router.
+
+    Args:
+        trainings: by seed, and by key of BALANCING: losses (steps,) and loads (steps, layers, experts).
+    """
+    figure, (left, right) = style.figure(10.8, 4.0, columns=2, width_ratios=(2, 1))
+    ends, count = {}, min(LAST, len(next(iter(trainings[0].values()))[0]))
+    for place, way in enumerate(trainings[0]):
+        busiest = np.array(
+            [(loads.max(-1) / loads.mean(-1)).mean(-1) for _, loads in (each[way] for each in trainings)]
+        )
+        last = np.array([losses[-count:].mean() for losses, _ in (each[way] for each in trainings)])
+        ends[way] = busiest[:, -count:].mean(), last
+        steps = range(1, busiest.shape[1] + 1)
+        for seed in busiest:
+            style.theory(left, steps, seed, colour=BALANCING[way], linewidth=0.6, alpha=0.5)
+        style.theory(left, steps, busiest.mean(0), WORDS[way], colour=BALANCING[way], linewidth=2)
+        look: dict[str, Any] = {"colour": BALANCING[way], "marker": style.MARKERS[place], "markersize": 7}
+        for seed, loss in enumerate(last):
+            style.measured(right, [place + 0.15 * (seed - (len(last) - 1) / 2)], [loss], **look)
+    left.axhline(1, color=style.QUIET, linewidth=1, linestyle=(0, (4, 2)))
+    left.set(xlabel="step", ylabel="busiest expert / mean load", ylim=(0, None))
+    right.set(ylabel=f"loss, mean of the last {count} steps (nats a byte)", xlim=(-0.5, len(ends) - 0.5))
+    right.set_xticks(range(len(ends)), [WORDS[way] for way in ends])
+    means = ", ".join(f"{WORDS[way]} {load:.1f}" for way, (load, _) in ends.items())
+    of_way = np.array([last.mean() for _, last in ends.values()])
+    of_seed = np.array([last for _, last in ends.values()]).mean(0)
+    apart = f"means of ways differ by {np.ptp(of_way):.3f} nats, of seeds by {np.ptp(of_seed):.3f}"
+    detail = f"{len(trainings)} seeds, thin; thick: their mean. At the end {apart}"
+    return style.finish(figure, f"Times the mean load on the busiest expert: {means}", detail)
+
+
+def dropped(trainings: Trainings, dropped_share: Callable[[Any, float], float]) -> Figure:
+    """Share of rows that a capacity drops over the last steps of `balance`, by factor; each layer is counted alone."""
+    import torch
+
+    _, axes = style.figure(7.8, 3.8)
+    factors, at = np.linspace(1, 4, 25), {}
+    for way in trainings[0]:
+        ends = [torch.from_numpy(each[way][1][-LAST:]).flatten(0, 1) for each in trainings]
+        shares = np.array([[dropped_share(loads, factor) for factor in factors] for loads in ends])
+        for seed in shares:
+            style.theory(axes, factors, seed, colour=BALANCING[way], linewidth=0.6, alpha=0.5)
+        style.theory(axes, factors, shares.mean(0), WORDS[way], colour=BALANCING[way], linewidth=2)
+        at[way] = np.mean([dropped_share(loads, 1.25) for loads in ends])
+    style.mark(axes, 1.25, "1.25")
+    axes.set(xlabel="capacity factor", ylabel="rows dropped", xlim=(1, None), ylim=(0, None))
+    style.percent_axis(axes.yaxis)
+    means = ", ".join(f"{WORDS[way]} {100 * share:.0f} %" for way, share in at.items())
+    last = f"of at most {LAST} steps at the end"
+    detail = f"from the loads {last}, {len(trainings)} seeds; thick: their mean"
+    return style.finish(axes, f"Dropped at a factor of 1.25: {means}", detail)
