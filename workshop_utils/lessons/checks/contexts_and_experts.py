@@ -2,21 +2,39 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import copy
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
 import numpy as np
 
-from workshop_utils.lessons.checks import Wrong, exercise, listed, refuse, result_of
+from workshop_utils.lessons.checks import (
+    NotYet,
+    Wrong,
+    exercise,
+    explain,
+    is_missing,
+    listed,
+    refuse,
+    result_of,
+)
+from workshop_utils.lessons.checks.collectives import agreed
 from workshop_utils.lessons.checks.model_parallel import passes_of
+from workshop_utils.lessons.checks.open_question import measured, runs_of
+from workshop_utils.lessons.checks.processes import on_two_and_three_ranks
 from workshop_utils.parallel import schedule as schedules
 from workshop_utils.parallel.schedule import Kind, Pass
+from workshop_utils.training.tcp_bytes import count_bytes
 
 State = tuple[np.ndarray, np.ndarray, np.ndarray]
 Step = Callable[[State, np.ndarray, np.ndarray], State]
 
 WIDTH = 3  # of the values in a case
+WIDE = 64  # of a token that goes to experts
+TOKENS = {2: (23, 14), 3: (40, 0, 31)}  # of each rank, by their number
+MOST_BYTES = 1.3  # of the rows alone; numbers and headers come on top
+LAST_STEPS = 20
 
 
 @exercise
@@ -303,3 +321,167 @@ def _with_weights(
     )
     refuse(kept != passes, f"{of}, rank {rank}: {moved}.")
     return placed
+
+
+@exercise
+def dispatch_and_combine(answer: Callable[..., Any]) -> str:
+    """`answer(dist, tokens, chosen, weights, mlps)` sends tokens to their experts, and brings the results back."""
+    on_two_and_three_ranks(_experts, answer)
+    return (
+        "on 2 and on 3 ranks the results and all gradients are those of one process, also of a rank without tokens "
+        "and of an expert without rows; and rows go only where they are needed."
+    )
+
+
+def _experts(dist: Any, answer: Callable[..., Any], where: str) -> bool:
+    """On a rank: `answer`, beside what one process computes."""
+    import torch
+    from torch import nn
+
+    torch.manual_seed(0)
+    rank, ranks = dist.get_rank(), dist.get_world_size()
+    counts = TOKENS[ranks]
+    mlps = [
+        nn.Sequential(nn.Linear(WIDE, 4), nn.Tanh(), nn.Linear(4, WIDE)).double() for _ in range(2 * ranks)
+    ]
+    tokens = torch.randn(sum(counts), WIDE, dtype=torch.float64)
+    gradient = torch.randn(tokens.shape, dtype=torch.float64)
+    chosen = torch.rand(len(tokens), 2 * ranks - 1).argsort(dim=1)[:, :2]  # nobody chooses the last
+    weights = torch.rand(len(tokens), 2, dtype=torch.float64) + 0.1
+    weights = weights / weights.sum(dim=1, keepdim=True)
+
+    whole, leaves = copy.deepcopy(mlps), (tokens.clone().requires_grad_(), weights.clone().requires_grad_())
+    right = _mixed(torch.stack([mlp(leaves[0]) for mlp in whole], dim=1), chosen, leaves[1])
+    right.backward(gradient)
+    own = slice(sum(counts[:rank]), sum(counts[: rank + 1]))
+    mine = tokens[own].clone().requires_grad_(), weights[own].clone().requires_grad_()
+    given = mine[0].detach().clone(), chosen[own].clone(), mine[1].detach().clone()
+    here = mlps[2 * rank : 2 * rank + 2]
+    with agreed(dist):
+        try:
+            with count_bytes(dist.barrier) as counted:
+                got = answer(dist, mine[0], given[1], mine[1], here)
+            if is_missing(got):
+                raise NotYet("your function gave nothing: write it, then run this again.")
+            shape = tuple(got.shape) if isinstance(got, torch.Tensor) else repr(got)
+            refuse(shape != tuple(given[0].shape), f"it gives {shape}, not a tensor like `tokens`")
+            if not _equal(got, right[own]):
+                explain(got.detach(), _mistaken(tokens, chosen, weights, mlps, counts, rank))
+                off = int((got - right[own]).abs().gt(1e-9).any(dim=1).sum())
+                raise Wrong(f"{off} of {counts[rank]} tokens have another result than in one process")
+            kept = _equal(mine[0], given[0]) and _equal(mine[1], given[2])
+            refuse(not kept or not given[1].equal(chosen[own]), "an argument was changed; work on copies")
+            flows = "no gradient can come back: send rows by `Exchange.apply`, and compute outside `no_grad`"
+            refuse(counts[rank] and not got.requires_grad, flows)
+            home = torch.arange(ranks).repeat_interleave(torch.tensor(counts)).unsqueeze(1)
+            # Rows that are dispatched from here, and those whose results are combined elsewhere.
+            rows = int(((home == rank) ^ (chosen // 2 == rank)).sum())
+            times = counted.sent / (8 * WIDE * rows)
+            much = f"it sends {times:.1f} times the bytes of the rows that others need"
+            refuse(times > MOST_BYTES, f"{much}; send a row to its expert's rank, and its result back")
+        except Wrong as wrong:
+            raise Wrong(f"{where}, rank {rank}: {wrong}.") from None
+    if got.requires_grad:
+        got.backward(gradient[own])
+    try:
+        missing = [name for name, each in zip(("tokens", "weights"), mine, strict=True) if each.grad is None]
+        refuse(counts[rank] and missing, f"results are right, but no gradient reaches `{listed(missing)}`")
+        for name, each, leaf in zip(("tokens", "weights"), mine, leaves, strict=True):
+            other = f"results are right, but the gradient of `{name}` is not that of one process"
+            assert leaf.grad is not None
+            refuse(counts[rank] and not _equal(each.grad, leaf.grad[own]), other)
+        for mlp, expected in zip(here, whole[2 * rank :], strict=False):
+            for parameter, due in zip(mlp.parameters(), expected.parameters(), strict=True):
+                reached = torch.zeros_like(parameter) if parameter.grad is None else parameter.grad
+                from_all = "an expert's gradient holds the rows of all ranks"
+                refuse(
+                    not _equal(reached, due.grad),
+                    f"results are right, but gradients of experts are not: {from_all}",
+                )
+    except Wrong as wrong:
+        raise Wrong(f"{where}, rank {rank}: {wrong}.") from None
+    return True
+
+
+def _equal(one: Any, other: Any) -> bool:
+    return bool(((one - other).abs() < 1e-9).all())
+
+
+def _mixed(each: Any, chosen: Any, weights: Any) -> Any:
+    """The weighted results of the chosen experts, from those of `each` (T, experts, width)."""
+    taken = each.gather(1, chosen.unsqueeze(-1).expand(-1, -1, each.shape[-1]))
+    return (taken * weights.unsqueeze(-1)).sum(dim=1)
+
+
+def _mistaken(
+    tokens: Any, chosen: Any, weights: Any, mlps: list[Any], counts: Sequence[int], rank: int
+) -> dict[str, Any]:
+    """What typical mistakes give this rank's tokens, by what is wrong with them."""
+    import torch
+
+    with torch.no_grad():
+        each = torch.stack([mlp(tokens) for mlp in mlps], dim=1)
+        width, ranks = tokens.shape[1], len(counts)
+        own = slice(sum(counts[:rank]), sum(counts[: rank + 1]))
+        mine, experts, weight = each[own], chosen[own], weights[own]
+        order = experts.flatten().argsort(stable=True)
+        rows = mine[order // 2, experts.flatten()[order]]  # as they come back
+
+        def weighted(rows: Any, of_rows: Any) -> Any:
+            return (rows * of_rows.reshape(-1, 1)).view(-1, 2, width).sum(dim=1)
+
+        # Rows that arrive are cut by expert without being sorted: each is computed by whoever stands there.
+        sender = [part.flatten().sort().values for part in chosen.split(list(counts))]
+        taken_by = [torch.empty_like(part) for part in sender]
+        for other in range(ranks):
+            arrives = [part[part // 2 == other] for part in sender]
+            arrived = torch.cat(arrives).sort().values.split([len(part) for part in arrives])
+            for to, part, numbers in zip(taken_by, sender, arrived, strict=True):
+                to[part // 2 == other] = numbers
+        unsorted = torch.empty_like(rows)
+        unsorted[order] = mine[order // 2, taken_by[rank]]
+        alone = torch.where(experts // 2 == rank, weight, 0.0)
+        even = torch.ones_like(weight)
+        return {
+            "the weights are missing": _mixed(mine, experts, even),
+            "it gives the mean of a token's experts; take their weighted sum": _mixed(
+                mine, experts, even / 2
+            ),
+            "the weights count twice": _mixed(mine, experts, weight**2),
+            "second choices are lost": _mixed(mine, experts[:, :1], weight[:, :1]),
+            "first choices are lost": _mixed(mine, experts[:, 1:], weight[:, 1:]),
+            "only experts of this rank count; send the other rows away": _mixed(mine, experts, alone),
+            "weights are those of the other choice": _mixed(mine, experts, weight.flip(1)),
+            "results come back sorted by expert; undo the sorting": weighted(rows, weight),
+            "results and weights are both still sorted by expert": weighted(rows, weight.flatten()[order]),
+            "`results[order]` sorts once more; `rows[order] = results` undoes it": weighted(
+                rows[order], weight
+            ),
+            "rows arrive by rank, from each by expert; bring those of one expert together": weighted(
+                unsorted, weight
+            ),
+            "each row is computed by its rank's first expert": _mixed(mine, experts // 2 * 2, weight),
+        }
+
+
+@measured
+def dropped_rows(results: Any) -> float:
+    """Per cent of rows above 1.25 times the mean of their layer's experts, with two choices and nothing balanced.
+
+    `results` are runs of `balance_runs`; the last 20 steps count, in each layer alone.
+    """
+    import torch
+
+    from workshop_utils.parallel.experts import dropped_share
+
+    shares = []
+    for run in runs_of(results, "balance_runs"):
+        k, steps = (run.arguments.get(name) for name in ("k", "steps"))
+        refuse(k != 2, f"`k` is {k}; it must be 2.")
+        enough = isinstance(steps, int) and steps >= 2 * LAST_STEPS
+        refuse(not enough, f"`steps` is {steps}; train for at least {2 * LAST_STEPS}.")
+        for each in run.values:
+            refuse("nothing" not in each, f'`ways` are {listed(each)}; "nothing" must be among them.')
+            loads = torch.as_tensor(each["nothing"][1][-LAST_STEPS:]).flatten(0, 1)
+            shares.append(dropped_share(loads, 1.25))
+    return 100 * float(np.mean(shares))
