@@ -76,6 +76,17 @@ def steps(quick: bool) -> Iterator[Row]:
             yield Row(f"{subject}, {workers} ranks, beside PyTorch", pairs, "ms", WITHIN_A_TENTH)
 
 
+def attention(quick: bool) -> Iterator[Row]:
+    """Forward and backward in float64: the kernel's bytes, and the largest error in 1e-12 of the largest entry."""
+    for workers in (4,) if quick else (2, 3, 4):
+        for how in ("ring",) if quick else ("ring", "ulysses"):
+            subject, length = f"{how} attention among {workers}", 240
+            sent = measured(f"{how}_attention_bytes", workers, 1 if quick else 5, length)
+            yield Row(f"{subject}: kernel's bytes, beside the formula", sent, "B", Bar(0.98, 1.02))
+            errors = measured(f"{how}_attention_error", workers, 1, length)
+            yield Row(f"{subject}: error, beside 1e-12", errors, "ppt", Bar(high=1))
+
+
 def sharded_memory(quick: bool) -> Iterator[Row]:
     """By how many MB a process grows, with shards, their optimizer, and what a step takes beside them."""
     for workers in WORKERS[:1] if quick else WORKERS:

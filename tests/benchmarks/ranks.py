@@ -36,12 +36,13 @@ from workshop_utils.comm import tcp
 from workshop_utils.comm.all_to_all import direct_all_to_all
 from workshop_utils.comm.communicator import Communicator, buffer, collective
 from workshop_utils.comm.ring import ring_all_reduce
-from workshop_utils.parallel import gpt
+from workshop_utils.parallel import context, gpt
 from workshop_utils.parallel.data import MEBIBYTE, OverlappedDataParallel
 from workshop_utils.parallel.fully_sharded import FullySharded
 from workshop_utils.parallel.pipeline import ModuleStage, run
 from workshop_utils.parallel.schedule import schedule_of
 from workshop_utils.parallel.tensor import Region, parallelize
+from workshop_utils.training.tcp_bytes import count_bytes
 
 BATCH = 32
 SIZES = gpt.GPTSizes(layers=4, width=144, heads=12, sequence=48)
@@ -282,6 +283,35 @@ def tensor_parallel(communicator: Communicator, _: int) -> tuple[Step, Step]:
     return partial(through, parallelize(mine, Region(communicator))), partial(through, other)
 
 
+def attention(how: str, what: str, communicator: Communicator, length: int) -> tuple[Step, Step]:
+    """Forward and backward: a thousandth of the kernel's bytes and the formula's, or of the error in 1e-12 and of 1."""
+    ways = {
+        "ring": (context.ring_attention, context.ring_attention_bytes_sent),
+        "ulysses": (context.ulysses_attention, context.ulysses_bytes_sent),
+    }
+    (attend, formula), size = ways[how], communicator.size
+    own = context.own_tokens(length, communicator.rank, size, zig_zag=how == "ring")
+    generator = torch.Generator().manual_seed(0)
+    *whole, gradient = torch.randn(4, 1, 12, length, 12, dtype=torch.float64, generator=generator)
+    leaves = [each.clone().requires_grad_() for each in whole]
+    mixed = gpt.causal_attention(*leaves)
+    right = mixed.detach(), *torch.autograd.grad(mixed, leaves, gradient)
+
+    def ours() -> float:
+        mine = [each[:, :, own].requires_grad_() for each in whole]
+        with count_bytes(communicator.barrier) as counted:
+            mixed = attend(*mine, communicator)
+            mixed.backward(gradient[:, :, own])
+        if what == "bytes":
+            return counted.sent / 1000
+        got = mixed.detach(), *(each.grad for each in mine)
+        pairs = zip(got, right, strict=True)
+        errors = [(one - other[:, :, own]).abs().max() / other.abs().max() for one, other in pairs]
+        return 1e9 * float(max(errors))
+
+    return ours, lambda: formula(size, whole[1].nbytes // size) / 1000 if what == "bytes" else 0.001
+
+
 CASES: dict[str, Callable[[Communicator, int], tuple[Step, Step]]] = {
     "ring": partial(all_reduce, ring_all_reduce),
     "direct": partial(all_reduce, direct_all_reduce),
@@ -294,6 +324,10 @@ CASES: dict[str, Callable[[Communicator, int], tuple[Step, Step]]] = {
     "one_f_one_b": partial(pipeline, "one_f_one_b", Schedule1F1B),
     "zbv": partial(pipeline, "zbv", ScheduleZBVZeroBubble),
     "tensor": tensor_parallel,
+    "ring_attention_bytes": partial(attention, "ring", "bytes"),
+    "ring_attention_error": partial(attention, "ring", "error"),
+    "ulysses_attention_bytes": partial(attention, "ulysses", "bytes"),
+    "ulysses_attention_error": partial(attention, "ulysses", "error"),
 }
 
 

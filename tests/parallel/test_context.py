@@ -1,8 +1,11 @@
 """Context parallelism: equal to one process forward and backward, odd lengths, and the bytes of the formulas."""
 
+import sys
+
 import pytest
 import torch
 
+from workshop_utils import count_bytes
 from workshop_utils.comm import threads
 from workshop_utils.parallel import context
 from workshop_utils.parallel.gpt import GPT, GPTSizes, batch_of, causal_attention, cross_entropy, manual
@@ -60,6 +63,27 @@ def test_ulysses_equals_whole_attention_and_sends_the_bytes_of_the_formula(ranks
     error, sent, nbytes = attend_on(ranks, context.ulysses_attention, ranks * own, heads=12)
     assert error <= NEAR
     assert sent == (context.ulysses_bytes_sent(ranks, nbytes),) * ranks
+
+
+def counted_by_the_kernel(communicator, attention):
+    """Bytes that left for one attention, forward and backward, and those of the own keys."""
+    mine = [torch.randn(2, 6, 50, 12, dtype=torch.float64).requires_grad_() for _ in range(3)]
+    with count_bytes(communicator.barrier) as counted:
+        attention(*mine, communicator).sum().backward()
+    return counted.sent, mine[1].nbytes
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="the kernel's counters are Linux's")
+@pytest.mark.parametrize(
+    ("attention", "formula"),
+    [
+        (context.ring_attention, context.ring_attention_bytes_sent),
+        (context.ulysses_attention, context.ulysses_bytes_sent),
+    ],
+)
+def test_the_kernel_counts_the_bytes_of_the_formulas(ranks, attention, formula):
+    for sent, nbytes in ranks.run(3, counted_by_the_kernel, attention):
+        assert formula(3, nbytes) <= sent <= 1.02 * formula(3, nbytes)
 
 
 def test_ulysses_lets_a_head_of_keys_serve_several_queries_heads():
