@@ -333,7 +333,7 @@ def bytes_by_tokens(
     for axes, sent in zip(grid, formulas.values(), strict=True):
         lead = sent["data"](1) / sent["tensor"](1)  # both are one term
         leads.append(f"{float(f'{lead:.2g}'):,.0f}")
-        tokens = np.geomspace(lead / 30, 100 * lead, 9)
+        tokens = np.geomspace(lead / 30, 70 * lead, 9)
         for name, colour in DIRECTIONS.items():
             style.theory(axes, tokens, [sent[name](each) for each in tokens], name, colour=colour)
         axes.set(xscale="log", yscale="log", xlabel="tokens of a replica in a step")
