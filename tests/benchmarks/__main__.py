@@ -30,6 +30,7 @@ BENCHMARKS: dict[str, Callable[[bool], Iterator[Row]]] = {
     "all_reduce": communication.all_reduce,
     "all_to_all": communication.all_to_all,
     "steps": communication.steps,
+    "pipelines": communication.pipelines,
     "attention": communication.attention,
     "sharded_memory": communication.sharded_memory,
     "emulation": scale_model.emulation,

@@ -87,6 +87,17 @@ def attention(quick: bool) -> Iterator[Row]:
             yield Row(f"{subject}: error, beside 1e-12", errors, "ppt", Bar(high=1))
 
 
+def pipelines(quick: bool) -> Iterator[Row]:
+    """Per cent of their time in which four ranks work on emulated devices: not idle, within 3 points of predicted."""
+    samples = 1 if quick else 7
+    for schedule, idle in (("zb_h1", 3 / 27), ("zbv", 3 / 51)):
+        pairs = measured(f"{schedule} as predicted", 4, samples)
+        subject = f"work of {schedule}, 8 microbatches, 4 ranks, beside predicted"
+        yield Row(subject, pairs, "%", Bar(1 - 0.03 / (1 - idle), 1 + 0.03 / (1 - idle)))
+    pairs = measured("zbv beside one_f_one_b", 4, samples)
+    yield Row("work of zbv, 8 microbatches, 4 ranks, beside 1F1B", pairs, "%", Bar(low=1.1))
+
+
 def sharded_memory(quick: bool) -> Iterator[Row]:
     """By how many MB a process grows, with shards, their optimizer, and what a step takes beside them."""
     for workers in WORKERS[:1] if quick else WORKERS:

@@ -39,8 +39,8 @@ from workshop_utils.comm.ring import ring_all_reduce
 from workshop_utils.parallel import context, gpt
 from workshop_utils.parallel.data import MEBIBYTE, OverlappedDataParallel
 from workshop_utils.parallel.fully_sharded import FullySharded
-from workshop_utils.parallel.pipeline import ModuleStage, run
-from workshop_utils.parallel.schedule import schedule_of
+from workshop_utils.parallel.pipeline import EmulatedStage, ModuleStage, run
+from workshop_utils.parallel.schedule import bubble, predict, schedule_of
 from workshop_utils.parallel.tensor import Region, parallelize
 from workshop_utils.training.tcp_bytes import count_bytes
 
@@ -264,6 +264,29 @@ def pipeline(name: str, theirs: type[Any], communicator: Communicator, _: int) -
     return our_step, their_step
 
 
+def working_share(name: str, other: str, communicator: Communicator, _: int) -> tuple[Step, Step]:
+    """Per cent / 1000 of the ranks' time in which they run a pass, on emulated devices: measured, twice.
+
+    Without an `other` schedule the second is what is predicted.
+    """
+    seconds = 0.06
+
+    def measured(name: str) -> float:
+        plan = schedule_of(name, communicator.size, MICROBATCHES)
+        forward, message = seconds / plan.chunks, np.zeros(65536, np.uint8)
+        stage = EmulatedStage(communicator, forward, 2 * forward, message, forward * plan.is_split)
+        stages = dict.fromkeys(plan.stages_of(communicator.rank), stage)
+        timeline = run(plan, stages, communicator, message.shape, message.dtype)
+        ends = np.array([-timeline[0].start, timeline[-1].end])
+        ring_all_reduce(communicator, ends, "max")
+        return sum(timed.end - timed.start for timed in timeline) / float(ends.sum()) / 10
+
+    def predicted() -> float:
+        return (1 - bubble(predict(schedule_of(name, communicator.size, MICROBATCHES), 1, 2))) / 10
+
+    return partial(measured, name), partial(measured, other) if other else predicted
+
+
 def tensor_parallel(communicator: Communicator, _: int) -> tuple[Step, Step]:
     """Forward and backward through all blocks of a GPT, each cut between all ranks."""
     mesh = init_device_mesh("cpu", (communicator.size,))
@@ -323,6 +346,9 @@ CASES: dict[str, Callable[[Communicator, int], tuple[Step, Step]]] = {
     "gpipe": partial(pipeline, "gpipe", ScheduleGPipe),
     "one_f_one_b": partial(pipeline, "one_f_one_b", Schedule1F1B),
     "zbv": partial(pipeline, "zbv", ScheduleZBVZeroBubble),
+    "zb_h1 as predicted": partial(working_share, "zb_h1", ""),
+    "zbv as predicted": partial(working_share, "zbv", ""),
+    "zbv beside one_f_one_b": partial(working_share, "zbv", "one_f_one_b"),
     "tensor": tensor_parallel,
     "ring_attention_bytes": partial(attention, "ring", "bytes"),
     "ring_attention_error": partial(attention, "ring", "error"),
