@@ -330,6 +330,16 @@ def from_both_ends(length, rank, size):
     return (*range(rank * own, (rank + 1) * own), *range(length - (rank + 1) * own, length - rank * own))
 
 
+def newest_first(order, rank, ranks):
+    owed = []
+    for each in order:
+        yield each
+        owed += [each[1]] * (each[0] == "backward")
+        if len(owed) == rank + 1:
+            yield ["weight", owed.pop()]
+    yield from [("weight", number) for number in owed]
+
+
 def held_at_the_newest_version(state, worker, bound):
     slowest = min(state.pushes[each] for each in state.active)
     return state.version > state.has[worker] and state.pushes[worker] - slowest <= bound
@@ -354,6 +364,7 @@ def held_at_the_newest_version(state, worker, bound):
         (model_parallel.pipeline_messages, passes_of_one_form),
         (contexts_and_experts.softmax_step, query_by_query),
         (contexts_and_experts.zig_zag, from_both_ends),
+        (contexts_and_experts.place_weights, newest_first),
         (model_parallel.mesh_groups, groups_from_a_grid),
         (failures.atomic_save, checkpoints.write_atomically),
         (failures.atomic_save, through_a_part),
