@@ -6,7 +6,7 @@
 | `sharded` | the batch, and the optimizer's state: ZeRO-1 |
 | `fully_sharded` | the gradients and the parameters, too: ZeRO-2 and -3, as FSDP2 |
 | `tensor` | every layer, between ranks that work on the same batch: Megatron's cuts, sequence parallelism |
-| `schedule`, `pipeline` | the layers, into stages that microbatches go through: GPipe, 1F1B, interleaved |
+| `schedule`, `pipeline`, `deferred` | the layers, into stages that microbatches go through: from GPipe to ZBV |
 | `mesh` | all of these at once: data × tensor × pipeline |
 
 All of them speak through a `comm.Communicator`, so every byte is counted.
