@@ -1,5 +1,7 @@
 """Runs that nobody ran, for wrong answers to open questions: what `on_ranks` would have returned."""
 
+import numpy as np
+
 from workshop_utils.comm.halving_doubling import halving_doubling_all_reduce
 from workshop_utils.network import Network
 from workshop_utils.ranks.results import RankResult, Results
@@ -132,3 +134,14 @@ def stale(
     asked = {"synchronous": synchronous, "compute_seconds": seconds, "cluster": cluster}
     each = tuple(RankResult(rank, (), value, 0, 0.0, 5.0) for rank, value in enumerate(ranks))
     return Results(each, None, True, 5.0, program=program, arguments=asked)
+
+
+def balanced(k=2, steps=40, ways=("nothing",), program="balance_runs", network=None, load=(500, 12)):
+    """A run of lesson 16's `balance_runs`, in which experts of each layer have the rows of `load`."""
+    loads = np.tile(load, (steps, 2, 1))
+    each = [
+        RankResult(rank, (), {way: (np.ones(steps), loads) for way in ways}, 0, 8, 9.0) for rank in range(3)
+    ]
+    links = Network.parse(network) if network else None
+    asked = {"ways": list(ways), "k": k, "steps": steps}
+    return Results(tuple(each), network, True, 9.0, program=program, arguments=asked, links=links)

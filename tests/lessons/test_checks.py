@@ -345,6 +345,25 @@ def held_at_the_newest_version(state, worker, bound):
     return state.version > state.has[worker] and state.pushes[worker] - slowest <= bound
 
 
+def choice_by_choice(dist, tokens, chosen, weights, mlps):
+    from torch.distributed.nn.functional import all_to_all_single
+
+    result = 0.0 * tokens
+    for choice, weight in zip(chosen.t(), weights.t(), strict=True):
+        order = choice.argsort()
+        sent = (choice // len(mlps)).bincount(minlength=dist.get_world_size())
+        received = sent.new_empty(len(sent))
+        dist.all_to_all_single(received, sent)
+        there, here = received.tolist(), sent.tolist()
+        rows = all_to_all_single(tokens.new_empty(sum(there), tokens.shape[1]), tokens[order], there, here)
+        numbers = choice.new_empty(sum(there))
+        dist.all_to_all_single(numbers, choice[order], there, here)
+        done = sum(mlp(rows) * (numbers % len(mlps) == each).unsqueeze(1) for each, mlp in enumerate(mlps))
+        back = all_to_all_single(tokens.new_empty(tokens.shape), done, here, there)
+        result = result + weight.unsqueeze(1) * back[order.argsort()]
+    return result
+
+
 @pytest.mark.processes
 @pytest.mark.parametrize(
     ("check", "answer"),
@@ -365,6 +384,7 @@ def held_at_the_newest_version(state, worker, bound):
         (contexts_and_experts.softmax_step, query_by_query),
         (contexts_and_experts.zig_zag, from_both_ends),
         (contexts_and_experts.place_weights, newest_first),
+        (contexts_and_experts.dispatch_and_combine, choice_by_choice),
         (model_parallel.mesh_groups, groups_from_a_grid),
         (failures.atomic_save, checkpoints.write_atomically),
         (failures.atomic_save, through_a_part),

@@ -33,6 +33,7 @@ Step = Callable[[State, np.ndarray, np.ndarray], State]
 WIDTH = 3  # of the values in a case
 WIDE = 64  # of a token that goes to experts
 TOKENS = {2: (23, 14), 3: (40, 0, 31)}  # of each rank, by their number
+IDLE = "a rank without tokens must take part in each exchange: its experts compute the rows of other ranks"
 MOST_BYTES = 1.3  # of the rows alone; numbers and headers come on top
 LAST_STEPS = 20
 
@@ -361,6 +362,10 @@ def _experts(dist: Any, answer: Callable[..., Any], where: str) -> bool:
         try:
             with count_bytes(dist.barrier) as counted:
                 got = answer(dist, mine[0], given[1], mine[1], here)
+                if not (counts[rank] or counted.sent):
+                    raise RuntimeError(
+                        IDLE
+                    )  # no verdict, which others would have to hear of: they still wait
             if is_missing(got):
                 raise NotYet("your function gave nothing: write it, then run this again.")
             shape = tuple(got.shape) if isinstance(got, torch.Tensor) else repr(got)
