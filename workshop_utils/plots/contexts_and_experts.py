@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any, NamedTuple
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple
 
 import numpy as np
 from matplotlib.axes import Axes
@@ -18,48 +18,11 @@ from workshop_utils.plots import style
 
 Spans = Sequence[Sequence[tuple[float, float]]]  # by rank and step, seconds at which it began and ended
 
-# Ways to attend to a long context, the same in every figure.
-WAYS = {"whole matrix": "#882255", "one rank": "one process", "ring": "ring", "Ulysses": "#117733"}
-
 # What balances a router, the same in every figure.
 BALANCING = {"nothing": "#882255", "loss": "#0072B2", "bias": "#117733"}
 WORDS = {"nothing": "no balancing", "loss": "balancing loss", "bias": "bias"}
 LAST = 20  # steps, of which a training's end is the mean
 Trainings = Sequence[Mapping[str, tuple[np.ndarray, np.ndarray]]]
-
-
-def kept_by_length(kept: Mapping[str, Mapping[int, float]], room: float, ranks: int) -> Figure:
-    """Bytes of activations that a rank keeps for a backward pass, by length of the context.
-
-    Args:
-        kept: of the "whole matrix", of "one rank" without it, and of a "ring", by tokens; they begin at one length.
-        room: how many bytes a rank may have.
-        ranks: of the ring.
-    """
-    _, axes = style.figure(7.8, 4.0)
-    lengths = np.array(sorted(kept["one rank"]))
-    names = {"whole matrix": "1 rank, scores kept", "one rank": "1 rank", "ring": f"{ranks} ranks"}
-    for (name, series), marker in zip(kept.items(), style.MARKERS, strict=False):
-        shortest = min(series)
-        linear = (series if name == "ring" else kept["one rank"])[shortest]
-        line = linear * lengths / shortest + (series[shortest] - linear) * (lengths / shortest) ** 2
-        style.theory(axes, lengths, line, names[name], colour=WAYS[name])
-        style.measured(
-            axes, list(series), list(series.values()), colour=WAYS[name], marker=marker, markersize=7
-        )
-    axes.axhline(room, color=style.QUIET, linewidth=1, linestyle=(0, (4, 2)))
-    axes.set_yscale("log")
-    style.power_axis(axes, lengths.tolist())
-    words = f"the limit, {room / 1e6:.0f} MB"
-    style.note(axes, words, (lengths[0], room), (0, 4), color=style.QUIET)
-    axes.set(xlabel="tokens of the context", ylabel="kept by a rank")
-    style.unit_axis(axes.yaxis, "B")
-    longest = int(lengths[-1])
-    one, share = (kept[name][longest] for name in ("one rank", "ring"))
-    keeps = f"one rank keeps {one / 1e6:.0f} MB, each of {ranks} ranks {share / 1e6:.0f} MB"
-    finding = f"Of {longest:,} tokens {keeps}"
-    detail = "points: counted; lines: from the shortest context, in proportion to L, and for scores to L²"
-    return style.finish(axes, finding, detail)
 
 
 def causal_ring(
@@ -131,38 +94,6 @@ def _pairs(axes: Axes, shares: Sequence[Sequence[int]]) -> None:
     axes.grid(visible=False)
 
 
-def context_bytes(
-    counted: Mapping[str, Mapping[int, float]],
-    formulas: Mapping[str, Callable[[int, int], float]],
-    nbytes: int,
-) -> Figure:
-    """Bytes that a rank sends for one attention, by number of ranks: counted, and by formula.
-
-    Args:
-        counted, formulas: of the "ring" and of "Ulysses"; a formula is of (ranks, nbytes).
-        nbytes: size of the keys of a rank's own tokens.
-    """
-    _, axes = style.figure(7.2, 3.7)
-    most = max(counted["ring"])
-    line = np.arange(1, most + 1)
-    for (name, series), marker in zip(counted.items(), style.MARKERS, strict=False):
-        sent = [formulas[name](int(ranks), nbytes) / nbytes for ranks in line]
-        style.theory(axes, line, sent, name, colour=WAYS[name])
-        points = [each / nbytes for each in series.values()]
-        style.measured(axes, list(series), points, colour=WAYS[name], marker=marker, markersize=7)
-    axes.set(
-        xlabel="ranks N, each with as many tokens",
-        ylabel="sent by a rank, in sizes of its keys",
-        ylim=(0, None),
-    )
-    axes.set_xticks(list(counted["ring"]))
-    times = counted["ring"][most] / counted["Ulysses"][most]
-    finding = f"Among {most} ranks the ring sends {times:.3g} times as much as Ulysses"
-    return style.finish(
-        axes, finding, "forward and backward; points: counted, lines: 6(N − 1)K and 8(N − 1)/N · K"
-    )
-
-
 def all_to_all_by_ranks(
     nbytes: int, link: Link, clock: Mapping[str, Mapping[int, float]], detail: str
 ) -> Figure:
@@ -179,7 +110,7 @@ def all_to_all_by_ranks(
         "ring\nall-reduce",
         colour="ring",
     )
-    direct, bruck = WAYS["Ulysses"], style.MUTED[1]
+    direct, bruck = style.MUTED[2], style.MUTED[1]
     seconds = [all_to_all_seconds(int(size), nbytes, *hop) for size in ranks]
     style.theory(axes, ranks, seconds, "all-to-all,\ndirect", colour=direct)
     style.measured(axes, [*clock["direct"]], [*clock["direct"].values()], colour=direct)
@@ -242,55 +173,26 @@ def skewed_steps(steps: Sequence[Sequence[float]]) -> Figure:
 
 
 def balance(trainings: Trainings) -> Figure:
-    """Load of the busiest expert by step, and the loss at the end, by what balances the router.
+    """Load of the busiest expert by step, by what balances the router; the title and what is below it are of the end.
 
     Args:
         trainings: by seed, and by key of BALANCING: losses (steps,) and loads (steps, layers, experts).
     """
-    figure, (left, right) = style.figure(10.8, 4.0, columns=2, width_ratios=(2, 1))
-    ends, count = {}, min(LAST, len(next(iter(trainings[0].values()))[0]))
-    for place, way in enumerate(trainings[0]):
-        busiest = np.array(
-            [(loads.max(-1) / loads.mean(-1)).mean(-1) for _, loads in (each[way] for each in trainings)]
-        )
-        last = np.array([losses[-count:].mean() for losses, _ in (each[way] for each in trainings)])
-        ends[way] = busiest[:, -count:].mean(), last
+    _, axes = style.figure(7.8, 3.8)
+    loads, losses = {}, []
+    for way in trainings[0]:
+        runs = [seed[way] for seed in trainings]
+        busiest = np.array([(load.max(-1) / load.mean(-1)).mean(-1) for _, load in runs])
         steps = range(1, busiest.shape[1] + 1)
         for seed in busiest:
-            style.theory(left, steps, seed, colour=BALANCING[way], linewidth=0.6, alpha=0.5)
-        style.theory(left, steps, busiest.mean(0), WORDS[way], colour=BALANCING[way], linewidth=2)
-        look: dict[str, Any] = {"colour": BALANCING[way], "marker": style.MARKERS[place], "markersize": 7}
-        for seed, loss in enumerate(last):
-            style.measured(right, [place + 0.15 * (seed - (len(last) - 1) / 2)], [loss], **look)
-    left.axhline(1, color=style.QUIET, linewidth=1, linestyle=(0, (4, 2)))
-    left.set(xlabel="step", ylabel="busiest expert / mean load", ylim=(0, None))
-    right.set(ylabel=f"loss, mean of the last {count} steps (nats a byte)", xlim=(-0.5, len(ends) - 0.5))
-    right.set_xticks(range(len(ends)), [WORDS[way] for way in ends])
-    means = ", ".join(f"{WORDS[way]} {load:.1f}" for way, (load, _) in ends.items())
-    of_way = np.array([last.mean() for _, last in ends.values()])
-    of_seed = np.array([last for _, last in ends.values()]).mean(0)
-    apart = f"means of ways differ by {np.ptp(of_way):.3f} nats, of seeds by {np.ptp(of_seed):.3f}"
-    detail = f"{len(trainings)} seeds, thin; thick: their mean. At the end {apart}"
-    return style.finish(figure, f"Times the mean load on the busiest expert: {means}", detail)
-
-
-def dropped(trainings: Trainings, dropped_share: Callable[[Any, float], float]) -> Figure:
-    """Share of rows that a capacity drops over the last steps of `balance`, by factor; each layer is counted alone."""
-    import torch
-
-    _, axes = style.figure(7.8, 3.8)
-    factors, at = np.linspace(1, 4, 25), {}
-    for way in trainings[0]:
-        ends = [torch.from_numpy(each[way][1][-LAST:]).flatten(0, 1) for each in trainings]
-        shares = np.array([[dropped_share(loads, factor) for factor in factors] for loads in ends])
-        for seed in shares:
-            style.theory(axes, factors, seed, colour=BALANCING[way], linewidth=0.6, alpha=0.5)
-        style.theory(axes, factors, shares.mean(0), WORDS[way], colour=BALANCING[way], linewidth=2)
-        at[way] = np.mean([dropped_share(loads, 1.25) for loads in ends])
-    style.mark(axes, 1.25, "1.25")
-    axes.set(xlabel="capacity factor", ylabel="rows dropped", xlim=(1, None), ylim=(0, None))
-    style.percent_axis(axes.yaxis)
-    means = ", ".join(f"{WORDS[way]} {100 * share:.0f} %" for way, share in at.items())
-    last = f"of at most {LAST} steps at the end"
-    detail = f"from the loads {last}, {len(trainings)} seeds; thick: their mean"
-    return style.finish(axes, f"Dropped at a factor of 1.25: {means}", detail)
+            style.theory(axes, steps, seed, colour=BALANCING[way], linewidth=0.6, alpha=0.5)
+        style.theory(axes, steps, busiest.mean(0), WORDS[way], colour=BALANCING[way], linewidth=2)
+        loads[WORDS[way]] = busiest[:, -LAST:].mean()
+        losses.append([loss[-LAST:].mean() for loss, _ in runs])
+    axes.axhline(1, color=style.QUIET, linewidth=1, linestyle=(0, (4, 2)))
+    axes.set(xlabel="step", ylabel="busiest expert / mean load", ylim=(0, None))
+    means = ", ".join(f"{words} {load:.1f}" for words, load in loads.items())
+    of_way, of_seed = np.ptp(np.mean(losses, axis=1)), np.ptp(np.mean(losses, axis=0))
+    detail = f"{len(trainings)} seeds, thin; thick: their mean"
+    detail += f"; means of ways differ by {of_way:.3f} nats in loss, of seeds by {of_seed:.3f}"
+    return style.finish(axes, f"Times the mean load: {means}", detail)
