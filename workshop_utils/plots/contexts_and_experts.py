@@ -184,8 +184,8 @@ def balance(trainings: Trainings) -> Figure:
         runs = [seed[way] for seed in trainings]
         busiest = np.array([(load.max(-1) / load.mean(-1)).mean(-1) for _, load in runs])
         steps = range(1, busiest.shape[1] + 1)
-        for seed in busiest:
-            style.theory(axes, steps, seed, colour=BALANCING[way], linewidth=0.6, alpha=0.5)
+        band = style.tint(BALANCING[way], 0.25)
+        axes.fill_between(steps, busiest.min(0), busiest.max(0), color=band, linewidth=0, alpha=0.5)
         style.theory(axes, steps, busiest.mean(0), WORDS[way], colour=BALANCING[way], linewidth=2)
         loads[WORDS[way]] = busiest[:, -LAST:].mean()
         losses.append([loss[-LAST:].mean() for loss, _ in runs])
@@ -193,6 +193,6 @@ def balance(trainings: Trainings) -> Figure:
     axes.set(xlabel="step", ylabel="busiest expert / mean load", ylim=(0, None))
     means = ", ".join(f"{words} {load:.1f}" for words, load in loads.items())
     of_way, of_seed = np.ptp(np.mean(losses, axis=1)), np.ptp(np.mean(losses, axis=0))
-    detail = f"{len(trainings)} seeds, thin; thick: their mean"
-    detail += f"; means of ways differ by {of_way:.3f} nats in loss, of seeds by {of_seed:.3f}"
+    detail = f"lines: mean of {len(trainings)} seeds, bands: from the least to the most"
+    detail += f"; losses: ways differ by {of_way:.3f} nats, seeds by {of_seed:.3f}"
     return style.finish(axes, f"Times the mean load: {means}", detail)
