@@ -45,6 +45,7 @@ def test_a_weight_that_is_computed_and_a_layer_without_a_graph_are_left_as_they_
     deferred = DeferredWeights()
     with deferred:
         nn.functional.linear(x, 2 * layer.weight, layer.bias).sum().backward()
+        nn.functional.linear(input=x, weight=layer.weight, bias=layer.bias)
         with torch.no_grad():
             layer(x)
     assert not deferred.products

@@ -51,8 +51,8 @@ class DeferredWeights(TorchFunctionMode):
     def __torch_function__(
         self, function: Callable[..., Any], types: Any, args: Any = (), kwargs: Any = None
     ) -> Any:
-        if function is functional.linear and torch.is_grad_enabled():
-            return self._linear(*args, **(kwargs or {}))
+        if function is functional.linear and not kwargs and torch.is_grad_enabled():
+            return self._linear(*args)
         return function(*args, **(kwargs or {}))
 
     def _linear(self, x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Any:
