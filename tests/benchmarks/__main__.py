@@ -12,6 +12,7 @@ import platform
 from collections.abc import Callable, Iterator
 
 import communication
+import favourite
 import launching
 import running
 import scale_model
@@ -32,6 +33,7 @@ BENCHMARKS: dict[str, Callable[[bool], Iterator[Row]]] = {
     "steps": communication.steps,
     "pipelines": communication.pipelines,
     "attention": communication.attention,
+    "experts": favourite.experts,
     "sharded_memory": communication.sharded_memory,
     "emulation": scale_model.emulation,
     "published": scale_model.published,

@@ -5,6 +5,7 @@ batches.
 """
 
 import argparse
+import copy
 import ctypes
 import gc
 import itertools
@@ -36,7 +37,7 @@ from workshop_utils.comm import tcp
 from workshop_utils.comm.all_to_all import direct_all_to_all
 from workshop_utils.comm.communicator import Communicator, buffer, collective
 from workshop_utils.comm.ring import ring_all_reduce
-from workshop_utils.parallel import context, gpt
+from workshop_utils.parallel import context, experts, gpt
 from workshop_utils.parallel.data import MEBIBYTE, OverlappedDataParallel
 from workshop_utils.parallel.fully_sharded import FullySharded
 from workshop_utils.parallel.pipeline import EmulatedStage, ModuleStage, run
@@ -125,8 +126,8 @@ def direct_all_reduce(communicator: Communicator, array: np.ndarray) -> None:
         to, source = (rank + distance) % size, (rank - distance) % size
         communicator.send_recv(to, array, source, copies[source])
     array[:] = copies[0]
-    for copy in copies[1:]:
-        communicator.combine(array, copy)
+    for replica in copies[1:]:
+        communicator.combine(array, replica)
 
 
 class TrainingStep:
@@ -335,6 +336,37 @@ def attention(how: str, what: str, communicator: Communicator, length: int) -> t
     return ours, lambda: formula(size, whole[1].nbytes // size) / 1000 if what == "bytes" else 0.001
 
 
+def experts_layer(what: str, communicator: Communicator, tokens: int) -> tuple[Step, Step]:
+    """As `attention`, of a layer of experts; ranks have `tokens` each, and their number more."""
+    width, rank = 64, communicator.rank
+    torch.manual_seed(0)
+    mlps = [nn.Sequential(nn.Linear(width, 9), nn.GELU(), nn.Linear(9, width)) for _ in range(12)]
+    whole = experts.Experts(width, mlps, k=2).double()
+    shares = torch.randn(sum(counts := [tokens + each for each in range(communicator.size)]), width).split(
+        counts
+    )
+    x = torch.cat(shares).double().requires_grad_()
+    right = whole(x)
+    (gradient,) = torch.autograd.grad(right.sin().sum(), [x])
+    chosen = [whole.router(share.double()).chosen.flatten() for share in shares]
+    loads = torch.stack([torch.bincount(each, minlength=12) for each in chosen])
+    part = experts.cut_experts(copy.deepcopy(whole), communicator)
+
+    def ours() -> float:
+        mine = shares[rank].double().requires_grad_()
+        with count_bytes(communicator.barrier) as counted:
+            got = part(mine)
+            got.sin().sum().backward()
+        if what == "bytes":
+            return counted.sent / 1000
+        pairs = (got, right), (mine.grad, gradient)
+        errors = [(one - other.split(counts)[rank]).abs().max() / other.abs().max() for one, other in pairs]
+        return 1e9 * float(max(errors))
+
+    formula = experts.expert_bytes_sent(loads, 8 * width)[rank].item() / 1000
+    return ours, lambda: formula if what == "bytes" else 0.001
+
+
 CASES: dict[str, Callable[[Communicator, int], tuple[Step, Step]]] = {
     "ring": partial(all_reduce, ring_all_reduce),
     "direct": partial(all_reduce, direct_all_reduce),
@@ -350,6 +382,8 @@ CASES: dict[str, Callable[[Communicator, int], tuple[Step, Step]]] = {
     "zbv as predicted": partial(working_share, "zbv", ""),
     "zbv beside one_f_one_b": partial(working_share, "zbv", "one_f_one_b"),
     "tensor": tensor_parallel,
+    "experts_bytes": partial(experts_layer, "bytes"),
+    "experts_error": partial(experts_layer, "error"),
     "ring_attention_bytes": partial(attention, "ring", "bytes"),
     "ring_attention_error": partial(attention, "ring", "error"),
     "ulysses_attention_bytes": partial(attention, "ulysses", "bytes"),
