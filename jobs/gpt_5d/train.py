@@ -177,6 +177,7 @@ def train(
     optimizer = torch.optim.Adam(model.parameters(), options.learning_rate)
     share = len(own) // (options.tensor if options.sequence_parallel else 1)
     message = (options.batch_size // options.data // count, share, sizes.width)
+    worst = np.zeros(1)  # difference of gradients
     if options.check:
         whole = GPT(sizes, options.seed, torch.float64)
         balance(whole, options.balance / (expert_groups(options) * count))
@@ -215,12 +216,15 @@ def train(
             largest = max(each.abs().max().item() for each in result[2].parameters())
             expected = nn.ModuleList(part_of(result[2])[1].values())
             values["gradient_error"] = gradient_error(model, expected) / largest
+            worst = np.maximum(worst, values["gradient_error"])
             if options.clip_norm:
                 values["norm_error"] = abs(norm / result[1] - 1)
             if last in stages:
                 values["loss_error"] = abs(values["loss"] - result[0])
         place.report(step=step, **values)
-    communicator.barrier()
+    ring_all_reduce(communicator, worst, "max")
+    if options.check and communicator.rank == 0:
+        print(f"gradients are those of one process, to {worst[0]:.0e} of the largest", flush=True)
 
 
 def main() -> None:
