@@ -4,6 +4,7 @@ import numpy as np
 
 from workshop_utils.comm.halving_doubling import halving_doubling_all_reduce
 from workshop_utils.network import Network
+from workshop_utils.parallel.schedule import Pass, Timed
 from workshop_utils.ranks.results import RankResult, Results
 
 
@@ -115,6 +116,17 @@ def fetched(
     return Results(
         tuple(each), network, True, 9.0, device=device, program=program, arguments=asked, links=links
     )
+
+
+def passes(seconds, slow=None, program="emulated", ranks=4, name="one_f_one_b", microbatches=8, chunks=1):
+    """A run of lesson 08's `emulated`: two steps of so many `seconds`, by each rank's first and last pass."""
+    asked = {"name": name, "microbatches": microbatches, "chunks": chunks, "repeats": 2, "slow": slow}
+    each = []
+    for rank in range(ranks):
+        begins, ends = (Pass(kind, 0, rank) for kind in ("forward", "backward"))
+        step = [Timed(rank, begins, 0.01 * rank, 0.1), Timed(rank, ends, 0.2, seconds - 0.01 * rank)]
+        each.append(RankResult(rank, (), [step, step], 32, 8, 2 * seconds))
+    return Results(tuple(each), None, True, 2.0, program=program, arguments=asked)
 
 
 def means(scales, limit=16_376, program="scaled", ranks=4, factor=1):

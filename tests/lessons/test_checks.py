@@ -159,6 +159,31 @@ def mlp_with_a_hook(dist, x, up, down):
     return z + down.bias
 
 
+def sequence_mlp_that_recomputes(region, x, up, down):
+    """Units dealt out in turn; checkpointing drops all of X, and gathers it again."""
+    import torch
+    from torch.nn import functional
+    from torch.utils.checkpoint import checkpoint
+
+    class Opposite(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx, tensor, gathers):
+            ctx.gathers = gathers
+            return region.gather_sequence(tensor) if gathers else region.scatter_sum(tensor)
+
+        @staticmethod
+        def backward(ctx, gradient):
+            return region.scatter_sum(gradient) if ctx.gathers else region.gather_sequence(gradient), None
+
+    own = slice(region.communicator.rank, None, region.communicator.size)
+
+    def first(tokens):
+        return functional.linear(Opposite.apply(tokens, True), up.weight[own], up.bias[own])
+
+    hidden = functional.gelu(checkpoint(first, x, use_reentrant=False))
+    return Opposite.apply(functional.linear(hidden, down.weight[:, own]), False) + down.bias
+
+
 def passes_of_one_form(communicator, order, stage, shape):
     """Receives at once where something was sent."""
     first, last = communicator.rank == 0, communicator.rank == communicator.size - 1
@@ -380,6 +405,7 @@ def choice_by_choice(dist, tokens, chosen, weights, mlps):
         (ring.two_level, two_levels_of_other_parts),
         (parallelism.uneven_step, one_bad_image_spoils_all_weights),
         (model_parallel.tensor_parallel_mlp, mlp_with_a_hook),
+        (model_parallel.sequence_parallel_mlp, sequence_mlp_that_recomputes),
         (model_parallel.pipeline_messages, passes_of_one_form),
         (contexts_and_experts.softmax_step, query_by_query),
         (contexts_and_experts.zig_zag, from_both_ends),

@@ -6,9 +6,10 @@ import numpy as np
 import pytest
 
 from workshop_utils.comm.halving_doubling import halving_doubling_all_reduce
-from workshop_utils.lessons.checks import Wrong, pytorch, refuse, ring, tensorflow
+from workshop_utils.lessons.checks import Wrong, model_parallel, pytorch, refuse, ring, tensorflow
 from workshop_utils.lessons.checks.open_question import OpenQuestion, Simulated, runs_of
 from workshop_utils.network import Network
+from workshop_utils.parallel.schedule import Pass, Timed
 from workshop_utils.ranks.results import RankResult, Results
 
 ASKED = OpenQuestion("workers", "The link is full.", (2, 64), whole=True)
@@ -209,6 +210,24 @@ def test_what_prefetch_gains_is_that_of_a_run_whose_largest_batch_lasts_the_devi
     asked = {"program": "unit_steps", "network": "100Mbit", "device": "emulated devices, 600ms a step"}
     verdict = pytorch.prefetch_gain(1.5, [run(*ranks, tokens=(16, 32), width=512, **asked)], WHY)
     assert "predicted 1.5 times and measured 1.5, as predicted" in verdict.text
+
+
+def test_what_a_slow_stage_costs_is_the_ratio_of_the_shortest_steps_of_all_ranks():
+    def steps(slow, *seconds):
+        of = {"name": "one_f_one_b", "microbatches": 8, "chunks": 1, "slow": slow}
+        ranks = [
+            [[Timed(rank, Pass("forward", 0, rank), rank, rank + each)] for each in seconds]
+            for rank in range(4)
+        ]
+        return run(*ranks, program="emulated", **of)
+
+    verdict = model_parallel.slow_stage(
+        1.5, [steps(None, 2, 1), steps(None, 3), {"slow": steps({2: 2}, 5, 4)}], WHY
+    )
+    assert "predicted 1.5 times and measured 1.75, 1.17 times what you predicted" in verdict.text
+    for given, missing in ((None, "{2: 2}"), ({2: 2}, "None")):
+        verdict = model_parallel.slow_stage(1.5, steps(given, 2), WHY)
+        assert (verdict.state, f"no run with `slow={missing}`" in verdict.text) == ("not yet", True)
 
 
 def test_full_speed_is_refused_where_links_can_be_slow(monkeypatch):

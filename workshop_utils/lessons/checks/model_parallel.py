@@ -23,7 +23,7 @@ from workshop_utils.lessons.checks import (
     refuse,
     result_of,
 )
-from workshop_utils.lessons.checks.open_question import question
+from workshop_utils.lessons.checks.open_question import measured, runs_of
 from workshop_utils.lessons.checks.processes import on_two_and_three_ranks, values_on_ranks
 from workshop_utils.parallel import schedule as schedules
 from workshop_utils.parallel.schedule import Kind, Pass
@@ -44,7 +44,35 @@ MESHES: tuple[dict[str, int], ...] = (
     {"data": 7},
 )
 
-slow_stage = question(__name__, "slow_stage")
+
+@measured
+def slow_stage(results: Any) -> float:
+    """How many times as long a step takes if rank 2's passes take twice as long.
+
+    `results` are runs of `emulated`, whose ranks return for each step when their passes began and ended; of each kind
+    the shortest step counts.
+    """
+    right = {"name": "one_f_one_b", "microbatches": 8, "chunks": 1}
+    defaults = {"chunks": 1, "slow": None}
+    seconds = {False: math.inf, True: math.inf}  # by whether rank 2 is slow
+    for run in runs_of(results, "emulated", ranks=4):
+        arguments = {**defaults, **run.arguments}
+        for name, value in right.items():
+            given = arguments.get(name, "not given")
+            refuse(given != value, f"`results` has a run with `{name}` {given}; it must be {value}.")
+        slow = arguments["slow"]
+        refuse(
+            slow not in (None, {2: 2}),
+            f"`results` has a run with `slow` {slow}; it must be {{2: 2}} or None.",
+        )
+        for step in zip(*run.values, strict=True):
+            passes = [timed for of_rank in step for timed in of_rank]
+            took = max(timed.end for timed in passes) - min(timed.start for timed in passes)
+            seconds[bool(slow)] = min(seconds[bool(slow)], took)
+    for slow, each in zip((None, {2: 2}), seconds.values(), strict=True):
+        if math.isinf(each):
+            raise NotYet(f"`results` has no run with `slow={slow}`, to compare with.")
+    return seconds[True] / seconds[False]
 
 
 @exercise
@@ -150,7 +178,7 @@ def sequence_parallel_mlp(answer: Callable[..., Any]) -> str:
     """`answer(region, x, up, down)` is this rank's tokens of down(gelu(up(X))), where `x` is its tokens of X."""
     for size in (2, 3):
         where = f"on {size} ranks"
-        values_on_ranks(where, size, _sequence_mlp, {"answer": answer, "where": where}, timeout="20s")
+        values_on_ranks(where, size, _sequence_mlp, {"answer": answer, "where": where})
     return (
         "on 2 and on 3 ranks Z and all gradients are those of one process; a rank sends five halves of an all-reduce, "
         "and of X it keeps its own tokens only."
