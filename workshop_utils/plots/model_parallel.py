@@ -4,16 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from itertools import pairwise
-from typing import Any
 
 import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from workshop_utils.parallel.schedule import Timeline, bubble, bubble_fraction
+from workshop_utils.parallel.schedule import Timeline, bubble
 from workshop_utils.plots import style
 
-IdleShares = Mapping[int, Sequence[float]]  # of several runs, by number of microbatches
 Work = tuple[str, float, float]  # its kind, and when it began and ended
 
 # What crosses in each direction of a mesh, the same in every figure.
@@ -22,8 +20,8 @@ FORMS = {"tensor parallel": "model parallel", "with sequence parallelism": "#999
 FORWARD, BACKWARD, WEIGHT = "#5B8DB8", "#E0A75E", "#7FB285"
 SHOWN_NAMES = {"naive": "naive", "gpipe": "GPipe", "one_f_one_b": "1F1B", "interleaved": "interleaved 1F1B"}
 SHOWN_NAMES |= {"zb_h1": "ZB-H1", "zbv": "ZBV"}
-COLOURS = {"naive": "#1A1A1A", "gpipe": "#882255", "one_f_one_b": "#0072B2", "interleaved": "#117733"}
-MARKERS = {"naive": "X", "gpipe": "s", "one_f_one_b": "o", "interleaved": "^"}
+COLOURS = {"gpipe": "#882255", "one_f_one_b": "#0072B2"}
+MARKERS = {"gpipe": "s", "one_f_one_b": "o"}
 
 
 def schedule_timelines(runs: Mapping[str, tuple[Timeline, Timeline]]) -> Figure:
@@ -48,7 +46,7 @@ def schedule_timelines(runs: Mapping[str, tuple[Timeline, Timeline]]) -> Figure:
     kinds = {timed.each.kind for _, measured in runs.values() for timed in measured}
     colours = "blue: forward, orange: backward" + ", green: weights" * ("weight" in kinds)
     detail = f"{colours}, a rank's second stage is darker; numbers: microbatches; thin: predicted"
-    last = min(seconds.keys() - {"one_f_one_b"}, key=lambda name: seconds[name])
+    last = min(seconds.keys() - {"one_f_one_b"}, key=lambda name: _seconds(runs[name][0]))
     earlier = 100 * (1 - seconds[last] / seconds["one_f_one_b"])
     due = 100 * (1 - _seconds(runs[last][0]) / _seconds(runs["one_f_one_b"][0]))
     than = (
@@ -77,56 +75,11 @@ def _timeline(axes: Axes, timeline: Timeline, below: float, height: float) -> No
             style.inside(axes, middle, place, words, colour, fontsize=7.5, color=style.INK)
 
 
-def idle_shares(measured: Mapping[str, IdleShares], ranks: int, chunks: Mapping[str, int]) -> Figure:
-    """Idle share by number of microbatches: points measured, lines (p − 1)/(v · m + p − 1).
-
-    Args:
-        measured: by schedule and number of microbatches, the idle share of every run.
-        ranks: p.
-        chunks: v by schedule; 1 where it is not named.
-    """
-    _, axes = style.figure(7.0, 3.5)
-    most = max(count for series in measured.values() for count in series)
-    drawn: set[int] = set()
-    for place, (name, series) in enumerate(measured.items()):
-        aside = 1.035 ** (place - (len(measured) - 1) / 2)  # so that equal points do not hide each other
-        each = chunks.get(name, 1)
-        if each not in drawn:
-            counts = np.geomspace(min(series), most, 60)
-            line = [bubble_fraction(ranks, count, each) for count in counts]
-            colour = style.colour_of("theory" if each == 1 else COLOURS[name])
-            style.theory(axes, counts, line, colour=colour)
-            at, shift, side = (1, (9, 3), "left") if each == 1 else (25, (-4, -10), "right")
-            style.note(axes, f"formula, v = {each}", (counts[at], line[at]), shift, ha=side, color=colour)
-            drawn.add(each)
-        look: dict[str, Any] = {"colour": COLOURS[name], "marker": MARKERS[name], "hollow": True}
-        for count, shares in series.items():
-            style.measured(axes, [aside * count] * len(shares), shares, **look)
-    handles = [
-        style.measured(axes, [], [], colour=COLOURS[name], marker=MARKERS[name], hollow=True)
-        for name in measured
-    ]
-    axes.legend(handles, [SHOWN_NAMES[name] for name in measured], loc="upper right")
-    style.power_axis(axes, sorted({count for series in measured.values() for count in series}))
-    axes.set(xlabel="microbatches m", ylabel="idle share of the ranks' time", ylim=(0, None))
-    style.percent_axis(axes.yaxis)
-    detail = f"{ranks} processes whose passes sleep; lines: (p − 1)/(v · m + p − 1)"
-    best = [min(measured["one_f_one_b"][count]) for count in (min(measured["one_f_one_b"]), most)]
-    finding = "1F1B: {:.0f} % idle with {} microbatch{}, {:.0f} % with {}".format(
-        100 * best[0],
-        min(measured["one_f_one_b"]),
-        "es" * (min(measured["one_f_one_b"]) > 1),
-        100 * best[1],
-        most,
-    )
-    return style.finish(axes, finding, detail)
-
-
 def held_bytes(
     counted: Mapping[tuple[str, bool], Sequence[float]], formulas: Mapping[tuple[str, bool], Sequence[float]]
 ) -> Figure:
     """The most bytes of activations that each rank kept at once, by schedule and whether it recomputes."""
-    _, axes = style.figure(8.2, 4.1)
+    _, axes = style.figure(8.0, 3.6)
     for (name, recompute), nbytes in counted.items():
         colour, marker, label = COLOURS[name], MARKERS[name], SHOWN_NAMES[name] + ", recomputing" * recompute
         dashes = (0, (4, 2)) if recompute else "solid"
@@ -143,13 +96,13 @@ def held_bytes(
     shown = ("gpipe", False), ("one_f_one_b", False), ("gpipe", True)
     most = "Kept at most: GPipe {:.2g} MB, 1F1B {:.2g} MB, GPipe recomputing {:.2g} MB"
     finding = most.format(*(max(counted[each]) / 1e6 for each in shown))
-    lines = "solid: microbatches held × bytes of one; dashed: held × its input + the rest of one microbatch"
+    lines = "solid: microbatches held × bytes of one; dashed: × its input, and one whole"
     return style.finish(axes, finding, f"points: counted; {lines}")
 
 
 def training(losses: Mapping[str, Sequence[float]], unigram: float) -> Figure:
     """Loss by step: the first series as a line, the others as points on it, beside the `unigram` entropy."""
-    _, axes = style.figure(8.2, 4.1)
+    _, axes = style.figure(7.4, 3.3)
     (first, reference), *others = losses.items()
     steps = range(1, len(reference) + 1)
     style.theory(axes, steps, reference, first, colour="one process", linewidth=1)
@@ -192,7 +145,7 @@ def bytes_sent(
         nbytes: size of the activations between two blocks.
         tokens: of a sequence, which the ranks must divide.
     """
-    _, axes = style.figure(7.8, 3.9)
+    _, axes = style.figure(7.4, 3.3)
     most = max(ranks for series in counted.values() for ranks in series)
     line = np.array([ranks for ranks in range(2, 2 * most + 1) if tokens % ranks == 0])
     colours = FORMS.values()
@@ -216,7 +169,7 @@ def exchange_timelines(steps: Mapping[str, tuple[Sequence[Work], float]]) -> Fig
         steps: by name, the pieces of work that were measured, in seconds since the step began, and the predicted end.
             "f" and "g" are on the link, the others on the device; grey is where it waits, with the milliseconds.
     """
-    figure, grid = style.panels(steps, 9.6, 3.4, below=True, sharex=True)
+    figure, grid = style.panels(steps, 8.8, 3.3, below=True, sharex=True)
     send, wait = style.colour_of("send"), style.colour_of("wait")
     colours = {"forward": FORWARD, "input": BACKWARD, "weight": WEIGHT, "f": send, "g": send, "wait": wait}
     waited = []
@@ -261,7 +214,7 @@ def tensor_roofline(
         shares: by model and link, a value for each of `counts`.
         machine: as many ranks as a machine has; behind it the first link ends.
     """
-    _, axes = style.figure(8.6, 3.9)
+    _, axes = style.figure(8.0, 3.4)
     links = list(next(iter(shares.values())))
     colours = dict(zip(links, ("model parallel", "server"), strict=False))
     for dashes, (model, by_link) in zip(style.DASHES, shares.items(), strict=False):
@@ -284,41 +237,6 @@ def tensor_roofline(
     return style.finish(axes, finding, f"over {links[1]}: {ratios[1]}; {form}")
 
 
-def activations(kept: Mapping[str, float], ranks: int) -> Figure:
-    """Bytes of one block's activations that one rank keeps for the backward pass, the first those of one process."""
-    _, axes = style.figure(8.0, 1.5 + 0.5 * len(kept))
-    values = list(kept.values())
-    colours = ("one process", *FORMS.values())
-    axes.barh(range(len(kept)), values, 0.6, color=[style.tint(colour, 0.75) for colour in colours])
-    for row, value in enumerate(values):
-        style.note(axes, f"{value / values[0]:.2f}", (value, row), (5, 0), va="center")
-    style.mark(axes, values[0] / ranks, linewidth=1.4)
-    style.note(axes, f"1/{ranks}", (values[0] / ranks, -0.42), (4, 0), va="bottom", color=style.QUIET)
-    style.rows(axes, list(kept), (len(kept) - 0.5, -0.95))  # with a place for the name of the dashed line
-    axes.set_xlabel("activations of one block that one rank keeps for the backward pass")
-    style.unit_axis(axes.xaxis, "B")
-    finding = "Sequence parallelism cuts what tensor parallelism leaves whole"
-    return style.finish(axes, finding, f"{ranks} ranks, counted")
-
-
-def bytes_by_direction(sent: Mapping[str, Mapping[str, float]]) -> Figure:
-    """Bytes that a rank sends in a step to its tensor, data and pipeline neighbours, by shape of the mesh."""
-    _, axes = style.figure(8.6, 1.3 + 0.6 * len(sent))
-    parts = {name: [directions[name] for directions in sent.values()] for name in DIRECTIONS}
-    style.stacked(axes, parts, DIRECTIONS)
-    totals = [sum(directions.values()) for directions in sent.values()]
-    for row, (total, directions) in enumerate(zip(totals, sent.values(), strict=True)):
-        shown = [f"{name} {directions[name] / 1e3:,.0f}" for name in DIRECTIONS if directions[name]]
-        style.note(axes, " + ".join(shown) + " kB", (total, row), (5, 0), va="center", fontsize=9)
-    axes.set_xlim(0, 1.4 * max(totals))
-    style.rows(axes, list(sent))
-    axes.set(xlabel="sent by a rank in a step (mean over ranks)", ylabel="data × tensor × pipeline")
-    style.unit_axis(axes.xaxis, "B")
-    leads = all(each["tensor"] >= max(each.values()) for each in sent.values() if each["tensor"])
-    finding = f"Where there is tensor parallelism, it {'sends' if leads else 'does not always send'} most"
-    return style.finish(axes, finding, "counted by communicator.traffic, by direction")
-
-
 def bytes_by_tokens(
     formulas: Mapping[str, Mapping[str, Callable[[float], float]]], counted: Mapping[int, Mapping[str, float]]
 ) -> Figure:
@@ -328,7 +246,7 @@ def bytes_by_tokens(
         formulas: by model, then by direction, bytes for a number of tokens; "data" does not depend on it.
         counted: by number of tokens, then by direction, the bytes of the first model.
     """
-    figure, grid = style.panels(formulas, 9.6, 3.9)
+    figure, grid = style.panels(formulas, 9.2, 3.4)
     leads = []
     for axes, sent in zip(grid, formulas.values(), strict=True):
         lead = sent["data"](1) / sent["tensor"](1)  # both are one term
