@@ -123,7 +123,7 @@ def _mlp(dist: Any, answer: Callable[..., Any], where: str) -> bool:
     multiplied = flops.get_total_flops() / (3 * 4 * ROWS * WIDTH * HIDDEN / size)  # backward is twice forward
     sent = counted.sent / (2 * 2 * (size - 1) / size * x.nbytes)
     try:
-        shape = tuple(z.shape) if isinstance(z, torch.Tensor) else repr(z)
+        shape = tuple(z.shape) if isinstance(z, torch.Tensor) else f"a {type(z).__name__}"
         tensor = f"Z is a tensor of shape {tuple(x.shape)} on every rank"
         refuse(not is_tensor, f"your function gave {shape}; {tensor}")
         added = expected + (size - 1) * down.bias
@@ -176,27 +176,26 @@ def _from_units(up: Any, down: Any, x: Any, gradient: Any, units: slice, **optio
 @exercise
 def sequence_parallel_mlp(answer: Callable[..., Any]) -> str:
     """`answer(region, x, up, down)` is this rank's tokens of down(gelu(up(X))), where `x` is its tokens of X."""
-    for size in (2, 3):
-        where = f"on {size} ranks"
-        values_on_ranks(where, size, _sequence_mlp, {"answer": answer, "where": where})
+    on_two_and_three_ranks(_sequence_mlp, answer)
     return (
         "on 2 and on 3 ranks Z and all gradients are those of one process; a rank sends five halves of an all-reduce, "
         "and of X it keeps its own tokens only."
     )
 
 
-def _sequence_mlp(communicator: Communicator, answer: Callable[..., Any], where: str) -> bool:
+def _sequence_mlp(dist: Any, answer: Callable[..., Any], where: str) -> bool:
     """On a rank: `answer`, beside what one process computes from all tokens."""
     import torch
     from torch import nn
     from torch.utils.flop_counter import FlopCounterMode
 
+    from workshop_utils.comm.over_torch import TorchCommunicator
     from workshop_utils.parallel.gpt import Kept
     from workshop_utils.parallel.tensor import Region
 
     torch.manual_seed(0)
-    rank, size = communicator.rank, communicator.size
-    region = Region(communicator, sequence_parallel=True)
+    rank, size = dist.get_rank(), dist.get_world_size()
+    region = Region(TorchCommunicator(), sequence_parallel=True)
     up, down = nn.Linear(WIDTH, HIDDEN).double(), nn.Linear(HIDDEN, WIDTH).double()
     x, gradient = torch.randn(2, 2, TOKENS, WIDTH, dtype=torch.float64)  # of 2 sequences
     tokens, units = region.own(TOKENS), region.own(HIDDEN)
@@ -207,7 +206,6 @@ def _sequence_mlp(communicator: Communicator, answer: Callable[..., Any], where:
     _, of_own_tokens = _from_units(up, down, x, only_own, units)
     mine = x[:, tokens].clone().requires_grad_()
     kept, flops = Kept(nn.ModuleList([up, down])), FlopCounterMode(display=False)
-    communicator.traffic.reset()
     with flops:
         with kept:
             z = answer(region, mine, up, down)
@@ -221,9 +219,8 @@ def _sequence_mlp(communicator: Communicator, answer: Callable[..., Any], where:
                 failed = str(error).splitlines()[0]
     if is_missing(z):
         raise NotYet("your function gave nothing: write it, then run this again.")
-    sent = communicator.traffic.bytes_sent.sum() / (
-        (size - 1) / size * x.nbytes
-    )  # in halves of an all-reduce
+    half = (size - 1) / size * x.nbytes  # what a rank sends in half an all-reduce
+    sent = region.communicator.traffic.bytes_sent.sum() / half
     leaves = mine, *up.parameters(), *down.parameters()
     got = [torch.zeros_like(each) if each.grad is None else each.grad.clone() for each in leaves]
 
@@ -231,7 +228,7 @@ def _sequence_mlp(communicator: Communicator, answer: Callable[..., Any], where:
         return bool(torch.allclose(one, other, rtol=1e-9, atol=1e-9))
 
     try:
-        shape = tuple(z.shape) if is_tensor else repr(z)
+        shape = tuple(z.shape) if is_tensor else f"a {type(z).__name__}"
         own_tokens = f"Z is a tensor of shape {tuple(mine.shape)}, of this rank's tokens"
         refuse(not fits, f"your function gave {shape}; {own_tokens}")
         bias = down.bias.detach()
