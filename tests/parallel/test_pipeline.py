@@ -1,5 +1,7 @@
 """Pipelines: equal to one process whatever the schedule, with as many bytes as the formula says."""
 
+import math
+
 import numpy as np
 import pytest
 import torch
@@ -29,7 +31,7 @@ class Watched(ModuleStage):
 
     def forward(self, microbatch, incoming):
         outgoing = super().forward(microbatch, incoming)
-        self.most = max(self.most, len(self._held), len(self.deferred))
+        self.most = max(self.most, len(self.activations), len(self.deferred))
         return outgoing
 
 
@@ -69,7 +71,7 @@ def test_gradients_loss_and_bytes_are_those_of_one_process_and_of_the_formula(na
         run(schedule, stages, communicator, shape, np.float64)
         for stage, each in stages.items():
             assert gradient_error(each.module, gradients[stage]) <= 1e-12 * largest
-            left = [*each._held, *each.deferred]
+            left = [*each.activations, *each.deferred]
             assert not left, "activations are let go of after their backward pass"
         if schedule.stages - 1 in stages:
             assert sum(stages[schedule.stages - 1].losses.values()) == pytest.approx(
@@ -126,7 +128,7 @@ def test_no_schedule_deadlocks_where_a_send_lasts_until_its_message_is_received(
     def rank_main(communicator):
         message = np.zeros(1, np.float32)
         stages = {
-            stage: EmulatedStage(communicator, 0, 0, message)
+            stage: EmulatedStage(communicator, 0, 1e-9, message, 1e-9 * schedule.is_split)
             for stage in schedule.stages_of(communicator.rank)
         }
         run(schedule, stages, communicator, (1,))
@@ -134,7 +136,7 @@ def test_no_schedule_deadlocks_where_a_send_lasts_until_its_message_is_received(
     threads.run(ranks, rank_main, timeout_seconds=5, is_buffered=False)
 
 
-def test_a_schedule_for_other_ranks_or_stages_and_a_first_stage_without_inputs_are_refused():
+def test_stages_and_messages_that_are_not_those_of_the_schedule_are_refused():
     def program(communicator):
         message = np.zeros(1, np.float32)
         stages = {communicator.rank: EmulatedStage(communicator, 0, 0, message)}
@@ -143,12 +145,23 @@ def test_a_schedule_for_other_ranks_or_stages_and_a_first_stage_without_inputs_a
         split = {communicator.rank: ModuleStage(nn.Identity(), is_split=True)}
         with pytest.raises(ValueError, match=r"is_split of stage . is True; schedule 'gpipe' needs False"):
             run(schedule_of("gpipe", 2, 1), split, communicator, (1,))
+        left = {communicator.rank: EmulatedStage(communicator, 0, 1, message, 0.5)}
+        with pytest.raises(ValueError, match=r"is_split of stage . is True; schedule 'gpipe' needs False"):
+            run(schedule_of("gpipe", 2, 1), left, communicator, (1,))
+        with pytest.raises(ValueError, match=r"is_split of stage . is False; schedule 'zb_h1' needs True"):
+            run(schedule_of("zb_h1", 2, 1), stages, communicator, (1,))
+        for too in (-0.1, 0.2, math.nan):
+            with pytest.raises(ValueError, match=f"weight_seconds is {too}; it must be .* at most .*, 0.1"):
+                EmulatedStage(communicator, 0, 0.1, message, too)
         with pytest.raises(ValueError, match=r"stages is \[7\]; rank . must have stages"):
             run(schedule_of("gpipe", 2, 1), {7: stages[communicator.rank]}, communicator, (1,))
 
     def alone(communicator):
         with pytest.raises(ValueError, match="inputs is None; the first stage of a pipeline needs them"):
             run(schedule_of("gpipe", 1, 1), {0: ModuleStage(nn.Identity())}, communicator, (1,))
+        two = dict.fromkeys((0, 1), EmulatedStage(communicator, 0, 0, np.zeros((2, 3))))
+        with pytest.raises(ValueError, match=r"shape is \(3, 2\); forward of stage 0 gave .* shape \(2, 3\)"):
+            run(schedule_of("interleaved", 1, 1, 2), two, communicator, (3, 2))
 
     threads.run(2, program)
     threads.run(1, alone)

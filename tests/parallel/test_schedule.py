@@ -4,6 +4,7 @@ from itertools import pairwise
 from types import SimpleNamespace
 
 import pytest
+from torch import nn
 from torch.distributed.pipelining import ScheduleZBVZeroBubble
 
 from workshop_utils.parallel import schedule as schedules
@@ -68,10 +69,11 @@ def test_zbv_is_in_a_v_with_the_first_and_the_last_stage_on_rank_0():
 
 @pytest.mark.parametrize(("ranks", "microbatches"), [*SIZES, (2, 2), (3, 4), (4, 6), (8, 5)])
 def test_zbv_runs_its_passes_in_pytorch_s_order(ranks, microbatches):
-    theirs = SimpleNamespace(pp_group_size=ranks, num_stages=2 * ranks, _n_microbatches=microbatches)
+    stage = SimpleNamespace(group_size=ranks, group_rank=0, num_stages=2 * ranks, submod=nn.Identity())
+    theirs = ScheduleZBVZeroBubble([stage, stage], microbatches).pipeline_order
     kinds = {"FORWARD": "forward", "BACKWARD_INPUT": "backward", "BACKWARD_WEIGHT": "weight"}
     for rank, passes in enumerate(schedule_of("zbv", ranks, microbatches).passes):
-        actions = filter(None, ScheduleZBVZeroBubble._calculate_single_rank_operations(theirs, rank))
+        actions = filter(None, theirs[rank])
         assert passes == tuple(
             Pass(kinds[each.computation_type.name], each.microbatch_index, each.stage_index)
             for each in actions
@@ -116,6 +118,12 @@ def test_a_timetable_shows_passes_and_bubble():
         (lambda: schedule_of("zbv", 2, 0), "microbatches is 0; it must be at least 1"),
         (lambda: schedule_of("zbv", 2, 4, 2), "chunks is 2; schedule 'zbv' cuts the model in its own way"),
         (lambda: schedules.interleaved(2, 2, 0), "chunks is 0; it must be at least 1"),
+        (lambda: schedules.interleaved(0, 2), "ranks is 0; it must be at least 1"),
+        (lambda: schedule_of("zbv", 2, 2.5), "microbatches is 2.5; it must be at least 1, and whole"),
+        (
+            lambda: predict(schedule_of("zbv", 2, 3), 1, 2, weight_seconds=-1),
+            "weight_seconds is -1; it must be at least 0 and at most backward_seconds, 2",
+        ),
     ],
 )
 def test_a_schedule_that_cannot_be_is_refused_by_name(call, said):

@@ -26,7 +26,7 @@ from torch import Tensor, nn
 
 from workshop_utils.comm.communicator import Array, Communicator
 from workshop_utils.parallel.deferred import DeferredWeights
-from workshop_utils.parallel.schedule import Pass, Schedule, Timed, predict
+from workshop_utils.parallel.schedule import Pass, Schedule, Timed, check_weight_seconds, predict
 
 
 class Exchange(NamedTuple):
@@ -124,8 +124,8 @@ def run(
         When each pass of this rank began and ended.
 
     Raises:
-        ValueError: if schedule and communicator differ in size, or `stages` are not those of this rank, or not split as
-            the schedule is.
+        ValueError: if schedule and communicator differ in size, or `stages` are not those of this rank, or `is_split`
+            of a stage that has it is not that of the schedule; while it runs, if what a stage gives has another shape.
     """
     if schedule.ranks != communicator.size:
         given = f"schedule {schedule.name!r} is for {schedule.ranks} ranks"
@@ -135,9 +135,9 @@ def run(
         right = f"rank {communicator.rank} must have stages {due} of {schedule.stages}"
         raise ValueError(f"stages is {sorted(stages)}; {right}")
     for number, each in stages.items():
-        if isinstance(each, ModuleStage) and each.is_split != schedule.is_split:
-            right = f"schedule {schedule.name!r} needs {schedule.is_split}"
-            raise ValueError(f"is_split of stage {number} is {each.is_split}; {right}")
+        if (is_split := getattr(each, "is_split", schedule.is_split)) != schedule.is_split:
+            right = f"schedule {schedule.name!r} needs {schedule.is_split}; EmulatedStages with weight_seconds split"
+            raise ValueError(f"is_split of stage {number} is {is_split}; {right}")
     results: dict[Pass, Any] = {}
     timeline: list[Timed] = []
     for step in program(schedule, communicator.rank):
@@ -156,7 +156,10 @@ def run(
             stage.weight(step.microbatch)
         else:
             act = stage.forward if step.kind == "forward" else stage.backward
-            results[step] = act(step.microbatch, incoming)
+            results[step] = result = act(step.microbatch, incoming)
+            if schedule.consumer(step) is not None and result is not None and result.shape != shape:
+                given = f"{step.kind} of stage {step.stage} gave an array of shape {result.shape}"
+                raise ValueError(f"shape is {shape}; {given}")
         timeline.append(Timed(communicator.rank, step, start, communicator.now()))
     return timeline
 
@@ -176,6 +179,7 @@ class ModuleStage:
 
     Attributes:
         losses: by microbatch, in the last stage; left out elsewhere.
+        activations: by microbatch, input and output until the backward pass.
         deferred: by microbatch, what is left to `weight`.
     """
 
@@ -189,7 +193,7 @@ class ModuleStage:
         self.module, self.inputs, self.loss, self.is_split = module, inputs, loss, is_split
         self.losses: dict[int, float] = {}
         self.deferred: dict[int, DeferredWeights] = {}
-        self._held: dict[int, tuple[Tensor, Tensor]] = {}  # input and output, until the backward pass
+        self.activations: dict[int, tuple[Tensor, Tensor]] = {}
 
     def forward(self, microbatch: int, incoming: Array | None) -> Array | None:
         if incoming is None:
@@ -205,11 +209,11 @@ class ModuleStage:
         if self.loss is not None:
             given = self.loss(given, microbatch)
             self.losses[microbatch] = given.item()
-        self._held[microbatch] = taken, given
+        self.activations[microbatch] = taken, given
         return None if self.loss is not None else given.detach().contiguous().numpy()
 
     def backward(self, microbatch: int, incoming: Array | None) -> Array | None:
-        taken, given = self._held.pop(microbatch)
+        taken, given = self.activations.pop(microbatch)
         torch.autograd.backward(given, None if incoming is None else torch.from_numpy(incoming))
         return None if taken.grad is None else taken.grad.contiguous().numpy()
 
@@ -224,7 +228,14 @@ class EmulatedStage:
         communicator: on a simulated clock its time passes, otherwise this process sleeps.
         forward_seconds, backward_seconds: of one microbatch through this stage.
         message: what goes out of each pass, of the shape of `run`'s messages.
-        weight_seconds: the part of `backward_seconds` that is left to `weight`.
+        weight_seconds: the part of `backward_seconds` that is left to `weight`: above 0 for schedules that split
+            backward passes, and for no others.
+
+    Attributes:
+        is_split: whether there is such a part.
+
+    Raises:
+        ValueError: if `weight_seconds` is negative, or more than `backward_seconds`.
     """
 
     def __init__(
@@ -235,7 +246,8 @@ class EmulatedStage:
         message: Array,
         weight_seconds: float = 0.0,
     ) -> None:
-        self._communicator, self._message = communicator, message
+        check_weight_seconds(weight_seconds, backward_seconds)
+        self._communicator, self._message, self.is_split = communicator, message, weight_seconds > 0
         self._forward_seconds, self._weight_seconds = forward_seconds, weight_seconds
         self._backward_seconds = backward_seconds - weight_seconds
 

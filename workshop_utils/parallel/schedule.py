@@ -28,6 +28,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import chain
+from numbers import Integral
 from typing import Literal, NamedTuple, get_args
 
 Kind = Literal["forward", "backward", "weight"]
@@ -176,6 +177,7 @@ def interleaved(ranks: int, microbatches: int, chunks: int = 2) -> Schedule:
     Raises:
         ValueError: if `ranks` does not divide `microbatches`, since microbatches go round in groups of p.
     """
+    check_counts(ranks=ranks, microbatches=microbatches, chunks=chunks)
     if microbatches % ranks:
         right = f"with schedule 'interleaved' it must be a multiple of the {ranks} ranks"
         raise ValueError(f"microbatches is {microbatches}; {right}")
@@ -212,7 +214,7 @@ def zbv(ranks: int, microbatches: int) -> Schedule:
     Qi et al. (2023), section 6; the order is that of PyTorch's `ScheduleZBVZeroBubble`. With fewer microbatches the
     passes of those that are missing are left out.
     """
-    _check(ranks=ranks, microbatches=microbatches)
+    check_counts(ranks=ranks, microbatches=microbatches)
     count = max(microbatches, 2 * ranks - 1)
     kind_of: dict[str, Kind] = {kind[0].upper(): kind for kind in get_args(Kind)}
 
@@ -241,7 +243,7 @@ def zbv(ranks: int, microbatches: int) -> Schedule:
 
 def _schedule(name: str, ranks: int, microbatches: int, ahead: Ahead, chunks: int = 1) -> Schedule:
     """The schedule in which each rank runs `ahead(rank)` forward passes, then alternates, then drains."""
-    _check(ranks=ranks, microbatches=microbatches, chunks=chunks)
+    check_counts(ranks=ranks, microbatches=microbatches, chunks=chunks)
 
     def passes(kind: Kind, rank: int) -> list[Pass]:
         """Groups of p microbatches, each through the rank's first chunk, then its second, and so on."""
@@ -262,10 +264,18 @@ def _schedule(name: str, ranks: int, microbatches: int, ahead: Ahead, chunks: in
     return Schedule(name, tuple(tuple(order(rank)) for rank in range(ranks)), microbatches, chunks)
 
 
-def _check(**counts: int) -> None:
+def check_counts(**counts: int) -> None:
+    """Raise ValueError unless all are whole numbers from 1 on; the message names the first that is not."""
     for field, value in counts.items():
-        if value < 1:
-            raise ValueError(f"{field} is {value}; it must be at least 1")
+        if not isinstance(value, Integral) or value < 1:
+            raise ValueError(f"{field} is {value}; it must be at least 1, and whole")
+
+
+def check_weight_seconds(weight_seconds: float, backward_seconds: float) -> None:
+    """Raise ValueError unless a backward pass can have such a part."""
+    if not 0 <= weight_seconds <= backward_seconds:
+        right = f"it must be at least 0 and at most backward_seconds, {backward_seconds}"
+        raise ValueError(f"weight_seconds is {weight_seconds}; {right}")
 
 
 SCHEDULES: dict[str, Callable[..., Schedule]] = {"naive": naive, "gpipe": gpipe}
@@ -308,8 +318,10 @@ def predict(
 
     Raises:
         ScheduleError: if passes wait for each other for ever.
+        ValueError: if `weight_seconds` is negative, or more than `backward_seconds`.
     """
     of_weights = backward_seconds / 2 if weight_seconds is None else weight_seconds
+    check_weight_seconds(of_weights, backward_seconds)
     seconds = {"forward": forward_seconds, "backward": backward_seconds, "weight": of_weights}
     if schedule.is_split:
         seconds["backward"] -= of_weights
