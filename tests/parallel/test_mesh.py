@@ -12,7 +12,7 @@ from torch import nn
 from workshop_utils.comm import threads
 from workshop_utils.comm.ring import ring_all_reduce
 from workshop_utils.parallel import mesh
-from workshop_utils.parallel.experts import cut_experts
+from workshop_utils.parallel.experts import Experts, cut_experts, expert_parameters
 from workshop_utils.parallel.fully_sharded import FullySharded
 from workshop_utils.parallel.gpt import GPT, GPTSizes, batch_of, cross_entropy, gradient_error, manual
 from workshop_utils.parallel.tensor import Region, parallelize
@@ -77,8 +77,13 @@ def test_gradients_are_clipped_as_one_process_clips_them(sizes):
         wholes = (cut_experts(copy.deepcopy(each), groups.experts) for each in (gradients, clipped))
         parts = (whole.stages(groups.pipeline.size)[stage] for whole in wholes)
         part, expected = (parallelize(each, region) for each in parts)
-        for parameter in part.parameters():
-            parameter.grad = parameter.detach().clone()
+        of_experts = {*expert_parameters(part)}
+        for parameter in part.parameters():  # of its own replica, or of the tokens of its expert group
+            is_expert = parameter in of_experts
+            alike = groups.expert_replicas if is_expert else groups.replicas
+            parameter.grad = parameter.detach() * (groups.experts.size if is_expert else 1)
+            parameter.grad += alike.rank - (alike.size - 1) / 2
+        mesh.synchronise(part, groups)
         norms = {mesh.clip_gradients(part, groups, longest) for longest in (1e3, math.inf, 0.1)}
         return norms, gradient_error(part, expected)
 
@@ -99,23 +104,59 @@ def test_shards_count_on_every_replica_and_what_another_stage_counts_does_not():
         with FullySharded(part, groups.replicas, units=part.layers) as model:
             for name, each in model.sharded.items():
                 each.shard.grad = each.cut(own[name])
-            return mesh.gradient_norm(model, groups), mesh.gradient_norm(model, groups, {*model.parameters()})
+            stages, everything = nn.ModuleList([model]), {*model.parameters()}
+            mesh.synchronise(stages, groups)  # shards are means already
+            return mesh.gradient_norm(stages, groups), mesh.gradient_norm(stages, groups, everything)
 
     assert threads.run(6, program) == [(pytest.approx(norm, rel=1e-12), 0.0)] * 6
+
+
+@pytest.mark.parametrize("largest", [3.0, math.inf, math.nan])
+def test_gradients_are_clipped_as_pytorch_clips_them_and_none_counts_as_zeros(largest):
+    def program(communicator):
+        layers, alone = nn.Linear(2, 1), nn.Linear(2, 1)
+        layers.weight.grad = torch.tensor([[largest, 4.0]])
+        alone.weight.grad, alone.bias.grad = layers.weight.grad / 2, torch.tensor([2.0])
+        if communicator.rank:
+            layers.weight.grad, layers.bias.grad = None, torch.tensor([4.0])
+        groups = mesh.mesh_of(communicator, data=2)
+        mesh.synchronise(layers, groups)
+        mesh.clip_gradients(layers, groups, 1.0)
+        nn.utils.clip_grad_norm_(alone.parameters(), 1.0)
+        for ours, theirs in zip(layers.parameters(), alone.parameters(), strict=True):
+            torch.testing.assert_close(ours.grad, theirs.grad, equal_nan=True)
+
+    threads.run(2, program)
+
+
+def test_what_is_cut_over_other_ranks_than_the_mesh_s_is_refused():
+    def program(communicator):
+        groups = mesh.mesh_of(communicator, data=2, context=2, experts=2)
+        layer = Experts(2, [nn.Linear(2, 2), nn.Linear(2, 2)], k=1)
+        with pytest.raises(ValueError, match=r"of Experts has 1 ranks; .* mesh.experts, which has 2"):
+            mesh.synchronise(layer, groups)
+        with FullySharded(nn.Linear(3, 3), groups.data) as model:
+            right = r"of FullySharded has 2 ranks; cut it over mesh.replicas, which has 4: \[0, 1, 2, 3\]"
+            with pytest.raises(ValueError, match=right):
+                mesh.gradient_norm(nn.ModuleList([model]), groups)
+
+    threads.run(4, program)
 
 
 @pytest.mark.parametrize(
     ("call", "said"),
     [
         (lambda: mesh.check(8, 2, 2, 3), "2 × 2 × 3 × 1; it must make 8, the number of workers"),
-        (lambda: mesh.check(1, -1, -1), "-1 × -1 × 1 × 1; it must make 1"),
+        (lambda: mesh.check(1, -1, -1), "data is -1; it must be at least 1, and whole"),
+        (lambda: mesh.check(2, context=2.0), "context is 2.0; it must be at least 1, and whole"),
         (
             lambda: mesh.check(4, 2, context=2, experts=3),
             "experts is 3 ranks; it must divide data × context, 4",
         ),
-        (lambda: mesh.check(1, experts=0), "experts is 0 ranks"),
+        (lambda: mesh.check(1, experts=0), "experts is 0; it must be at least 1"),
         (lambda: mesh.clip_gradients(nn.Linear(1, 1), None, 0.0), "max_norm is 0.0; it must be above zero"),
         (lambda: mesh.clip_gradients(nn.Linear(1, 1), None, math.nan), "max_norm is nan; it must be above"),
+        (lambda: mesh.clip_gradients(nn.Linear(1, 1), None, None), "max_norm is None; it must be above"),
     ],
 )
 def test_what_no_mesh_can_be_is_named(call, said):

@@ -13,6 +13,9 @@ class Subset(Communicator):
     `traffic` counts the messages of this subset, by its own numbers; that of `whole` counts them too. Only `whole`
     records a trace, and has a say in who `may_die`; errors name ranks by the numbers of `whole`.
 
+    Attributes:
+        ranks: their numbers in `whole`.
+
     Raises:
         ValueError: if this rank is not among them.
     """
@@ -21,7 +24,7 @@ class Subset(Communicator):
         if whole.rank not in ranks:
             raise ValueError(f"ranks is {list(ranks)}; rank {whole.rank} itself must be among them")
         super().__init__(ranks.index(whole.rank), len(ranks), whole.timeout_seconds)
-        self._whole, self._ranks = whole, ranks
+        self._whole, self.ranks = whole, ranks
         self._scratch = whole._scratch
 
     def combine(self, accumulator: Array, incoming: Array, operation: Operation = "sum") -> None:
@@ -29,12 +32,12 @@ class Subset(Communicator):
             self._whole.combine(accumulator, incoming, operation)
 
     def _exchange(self, to: int | None, outgoing: Array, source: int | None, incoming: Array) -> None:
-        to_rank, source_rank = (None if peer is None else self._ranks[peer] for peer in (to, source))
+        to_rank, source_rank = (None if peer is None else self.ranks[peer] for peer in (to, source))
         with inside(self._whole, self._collective):
             self._whole.send_recv(to_rank, outgoing, source_rank, incoming)
 
     def _first_of(self, sources: Sequence[int]) -> int:
-        return self._ranks.index(self._whole._first_of([self._ranks[source] for source in sources]))
+        return self.ranks.index(self._whole._first_of([self.ranks[source] for source in sources]))
 
     def now(self) -> float:
         return self._whole.now()

@@ -26,13 +26,15 @@ from collections.abc import Container
 from typing import NamedTuple
 
 import numpy as np
+import torch
 from torch import nn
 
 from workshop_utils.comm.communicator import Communicator
 from workshop_utils.comm.ring import ring_all_reduce
 from workshop_utils.comm.subset import Subset
-from workshop_utils.parallel.experts import expert_parameters
+from workshop_utils.parallel.experts import Experts, expert_parameters
 from workshop_utils.parallel.fully_sharded import FullySharded
+from workshop_utils.parallel.schedule import check_counts
 from workshop_utils.parallel.tensor import all_reduce_gradients, cut_parameters
 
 
@@ -58,16 +60,17 @@ class Mesh(NamedTuple):
 def check(
     ranks: int, data: int = 1, tensor: int = 1, pipeline: int = 1, context: int = 1, experts: int = 1
 ) -> None:
-    """Whether a mesh of these sizes has as many places as there are `ranks`.
+    """Refuse a mesh of these sizes that has not as many places as there are `ranks`.
 
     Raises:
-        ValueError: if it does not, or if `experts` does not divide data × context.
+        ValueError: then, or if `experts` does not divide data × context.
     """
+    check_counts(data=data, tensor=tensor, pipeline=pipeline, context=context, experts=experts)
     sizes = data, tensor, pipeline, context
-    if min(sizes) < 1 or math.prod(sizes) != ranks:
+    if math.prod(sizes) != ranks:
         shape = f"data × tensor × pipeline × context is {' × '.join(map(str, sizes))}"
         raise ValueError(f"{shape}; it must make {ranks}, the number of workers")
-    if experts < 1 or data * context % experts:
+    if data * context % experts:
         right = f"it must divide data × context, {data * context}, whose ranks share the experts"
         raise ValueError(f"experts is {experts} ranks; {right}")
 
@@ -102,14 +105,42 @@ def synchronise(module: nn.Module, mesh: Mesh) -> None:
     shares of the sequence, so the mean of their mean losses is that of the whole sequence. An expert's gradient is
     already the sum over the tokens of its expert group, so what is left to sum over are the ranks with the same
     experts; it is divided by the number of replicas, too, not by the number of those ranks.
+
+    A parameter that got no gradient here, but could, gets zeros: other ranks may have used it. Shards of a FullySharded
+    have the mean over replicas already.
+
+    Raises:
+        ValueError: as `gradient_norm`.
     """
-    experts = expert_parameters(module)
-    others = [parameter for parameter in module.parameters() if parameter not in {*experts}]
+    shards, of_experts = _shards(module, mesh), expert_parameters(module)
+    experts = {*of_experts}
+    others = [each for each in module.parameters() if each not in experts and each not in shards]
+    for parameter in (*others, *of_experts):
+        if parameter.requires_grad and parameter.grad is None:
+            parameter.grad = torch.zeros_like(parameter)
     all_reduce_gradients(others, mesh.replicas, "mean")
-    all_reduce_gradients(experts, mesh.expert_replicas, "mean")
-    for parameter in experts:
+    # In this order: that of a set differs between ranks.
+    all_reduce_gradients(of_experts, mesh.expert_replicas, "mean")
+    for parameter in of_experts:
         if parameter.grad is not None:
             parameter.grad.div_(mesh.experts.size)
+
+
+def _shards(module: nn.Module, mesh: Mesh) -> set[nn.Parameter]:
+    """Parameters that are cut over replicas; ValueError if they, or experts, are cut over ranks other than a mesh's."""
+    shards = set()
+    for each in module.modules():
+        if not isinstance(each, FullySharded | Experts):
+            continue
+        name = "experts" if isinstance(each, Experts) else "replicas"
+        group, size = getattr(mesh, name), each.communicator.size if each.communicator else 1
+        ranks = group.ranks if size == 1 else list(getattr(each.communicator, "ranks", range(size)))
+        if size != group.size or ranks != group.ranks:
+            right = f"cut it over mesh.{name}, which has {group.size}: {group.ranks}"
+            raise ValueError(f"communicator of {type(each).__name__} has {size} ranks; {right}")
+        if isinstance(each, FullySharded):
+            shards |= {sharded.shard for sharded in each.sharded.values()}
+    return shards
 
 
 def gradient_norm(module: nn.Module, mesh: Mesh, counted_elsewhere: Container[nn.Parameter] = ()) -> float:
@@ -117,15 +148,18 @@ def gradient_norm(module: nn.Module, mesh: Mesh, counted_elsewhere: Container[nn
 
     Each number counts once, on the first of the ranks that hold it; what ranks hold parts of counts on all of these.
     Squares are then summed over tensor ranks, replicas and pipeline stages (so does Megatron-LM's
-    `get_grad_norm_fp32`, over the tensor and pipeline ranks at once). If `module` is a FullySharded over
-    `mesh.replicas`, its shards count on each of them: lesson 07's sum over data ranks, too.
+    `get_grad_norm_fp32`, over the tensor and pipeline ranks at once). Shards of a FullySharded count on each of
+    `mesh.replicas`: lesson 07's sum over data ranks, too.
 
     Args:
         module: this rank's part of the model, after `synchronise`, or after the backward pass of a FullySharded.
         mesh: of all ranks; all call this together.
         counted_elsewhere: parameters that another stage counts, such as the last one's copy of a tied embedding.
+
+    Raises:
+        ValueError: if a FullySharded in `module` is not over `mesh.replicas`, or experts are not over `mesh.experts`.
     """
-    shards = {each.shard for each in module.sharded.values()} if isinstance(module, FullySharded) else set()
+    shards = _shards(module, mesh)
     cut, experts = cut_parameters(module), {*expert_parameters(module)}
     squares = np.zeros(1)
     for parameter in module.parameters():
@@ -150,9 +184,9 @@ def clip_gradients(
         The norm before.
 
     Raises:
-        ValueError: if `max_norm` is not above zero.
+        ValueError: if `max_norm` is not above zero, and as `gradient_norm`.
     """
-    if not max_norm > 0:
+    if max_norm is None or not max_norm > 0:
         raise ValueError(f"max_norm is {max_norm}; it must be above zero")
     norm = gradient_norm(module, mesh, counted_elsewhere)
     factor = max_norm / (norm + 1e-6)
