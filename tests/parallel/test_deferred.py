@@ -1,8 +1,11 @@
 """Deferred gradients of weights: those of one backward pass, with the same products."""
 
+from contextlib import nullcontext
+
 import pytest
 import torch
 from torch import nn
+from torch.utils.checkpoint import checkpoint
 from torch.utils.flop_counter import FlopCounterMode
 
 from workshop_utils.parallel.deferred import DeferredWeights
@@ -40,13 +43,39 @@ def test_two_parts_give_the_gradients_of_one_backward_pass_with_no_product_more(
         assert torch.allclose(each.grad, 2 * gradient, rtol=1e-12, atol=1e-13)
 
 
-def test_a_weight_that_is_computed_and_a_layer_without_a_graph_are_left_as_they_are():
-    layer, x = nn.Linear(3, 2), torch.ones(1, 3)
-    deferred = DeferredWeights()
+def test_layers_whose_weights_are_computed_or_frozen_or_have_hooks_are_left_as_they_are():
+    layer, frozen, x = nn.Linear(3, 2), nn.Linear(3, 2).requires_grad_(False), torch.ones(1, 3)
+    deferred, seen = DeferredWeights(), []
     with deferred:
         nn.functional.linear(x, 2 * layer.weight, layer.bias).sum().backward()
-        nn.functional.linear(input=x, weight=layer.weight, bias=layer.bias)
-        with torch.no_grad():
-            layer(x)
+        nn.functional.linear(input=x, weight=layer.weight, bias=layer.bias).sum().backward()
+        frozen(x.clone().requires_grad_()).sum().backward()
+        layer.weight.register_post_accumulate_grad_hook(lambda each: seen.append(each.grad.clone()))
+        layer(x).sum().backward()
     assert not deferred.products
-    assert layer.weight.grad.tolist() == [[2.0] * 3] * 2
+    assert [each.tolist() for each in seen] == [[[4.0] * 3] * 2]
+    assert frozen.weight.grad is None
+
+
+@pytest.mark.parametrize("use_reentrant", [None, True, False])
+def test_a_layer_takes_one_row_and_is_recomputed(use_reentrant):
+    layer, x = nn.Linear(3, 2), torch.arange(3.0).requires_grad_()
+    deferred = DeferredWeights()
+    again = {} if use_reentrant else {"context_fn": lambda: (nullcontext(), deferred)}
+    with deferred:
+        y = layer(x) if use_reentrant is None else checkpoint(layer, x, use_reentrant=use_reentrant, **again)
+    y.sum().backward()
+    assert len(deferred.products) == (not use_reentrant)
+    deferred.add_to_gradients()
+    assert layer.weight.grad.tolist() == [[0.0, 1.0, 2.0]] * 2
+    assert torch.equal(x.grad, layer.weight.sum(0))
+
+
+def test_a_weight_that_was_changed_in_place_since_the_forward_pass_is_refused():
+    layer = nn.Linear(3, 2)
+    with DeferredWeights():
+        y = layer(torch.ones(3, requires_grad=True))
+    with torch.no_grad():
+        layer.weight.mul_(100)
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        y.sum().backward()

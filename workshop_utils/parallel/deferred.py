@@ -37,8 +37,10 @@ class Product(NamedTuple):
 class DeferredWeights(TorchFunctionMode):
     """As a context: linear layers that run in it leave their weights' gradients to `add_to_gradients`.
 
-    These gradients go straight into `.grad`; hooks of the parameters do not see them. Layers whose weights are no
-    leaves of the graph, or that run where no graph is made, as in a recomputation, are left as they are.
+    These gradients go straight into `.grad`. Layers whose weights are no leaves of the graph, are frozen, or have
+    hooks, as those of a FullySharded, are left as they are, and so is what runs outside the context, as a
+    recomputation. `checkpoint` with `use_reentrant=False`, which must recompute what there was, needs
+    `context_fn=lambda: (nullcontext(), deferred)`.
 
     Attributes:
         products: what is left to do, from the backward pass on. Nothing is computed twice.
@@ -51,13 +53,15 @@ class DeferredWeights(TorchFunctionMode):
     def __torch_function__(
         self, function: Callable[..., Any], types: Any, args: Any = (), kwargs: Any = None
     ) -> Any:
-        if function is functional.linear and not kwargs and torch.is_grad_enabled():
+        if function is functional.linear and not kwargs:
             return self._linear(*args)
         return function(*args, **(kwargs or {}))
 
     def _linear(self, x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Any:
         parameters = [weight] if bias is None else [weight, bias]
-        if all(each.is_leaf and each.requires_grad for each in parameters):
+        # Hooks, PyTorch has no public name for them, would see no gradient.
+        have_hooks = any(each._backward_hooks or each._post_accumulate_grad_hooks for each in parameters)
+        if not have_hooks and all(each.is_leaf and each.requires_grad for each in parameters):
             return _Linear.apply(x, weight, bias, self.products)
         return functional.linear(x, weight, bias)
 
@@ -65,11 +69,11 @@ class DeferredWeights(TorchFunctionMode):
     def add_to_gradients(self) -> None:
         """Compute what is left to do, and add it to the gradients."""
         for weight, bias, x, gradient in self.products:
-            rows = gradient.flatten(0, -2)
+            rows, inputs = (torch.atleast_2d(each).flatten(0, -2) for each in (gradient, x))
             if weight.grad is None:
-                weight.grad = rows.t() @ x.flatten(0, -2)
+                weight.grad = rows.t() @ inputs
             else:
-                weight.grad.addmm_(rows.t(), x.flatten(0, -2))
+                weight.grad.addmm_(rows.t(), inputs)
             if bias is not None:
                 total = rows.sum(dim=0)
                 bias.grad = total if bias.grad is None else bias.grad.add_(total)
@@ -79,13 +83,13 @@ class DeferredWeights(TorchFunctionMode):
 class _Linear(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None, products: list[Product]) -> Tensor:
-        ctx.save_for_backward(x)
-        # Where hooks unpack what is saved, a parameter would come back as another tensor.
+        ctx.save_for_backward(x, weight)  # so that autograd sees whether one was changed in place
+        # Where hooks unpack what is saved, a parameter may come back as another tensor.
         ctx.weight, ctx.bias, ctx.products = weight, bias, products
         return functional.linear(x, weight, bias)
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> Any:
-        (x,) = ctx.saved_tensors
+        x, weight = ctx.saved_tensors
         ctx.products.append(Product(ctx.weight, ctx.bias, x.detach(), gradients[0]))
-        return gradients[0] @ ctx.weight if ctx.needs_input_grad[0] else None, None, None, None
+        return gradients[0] @ weight if ctx.needs_input_grad[0] else None, None, None, None
