@@ -82,3 +82,5 @@ def test_what_tensor_parallelism_can_hide_is_at_most_the_products_beside_it():
     gpt = catalogue.Transformer(name="GPT", layers=1, width=1024, heads=8, sequence=64, vocabulary=1)
     block = cost.tensor_parallel_seconds(gpt, np.array([8, 64]), 1e15, 1e10)
     assert block.hidden.tolist() == pytest.approx((2 * 7 * 1024**2 / (np.array([8, 64]) * 1e15)).tolist())
+    with pytest.raises(ValueError, match="ranks is 0; it must be at least 1"):
+        cost.tensor_parallel_seconds(gpt, 0, 1e15, 1e10)

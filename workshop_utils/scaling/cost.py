@@ -164,7 +164,11 @@ def tensor_parallel_seconds(
     beside the product that gives the weight gradient of the layer behind f: queries, keys and values, or the MLP's
     first layer. For g's two, in the forward pass, the next layer waits. Source: Megatron-LM,
     core/tensor_parallel/layers.py, `allreduce_dgrad`.
+
+    Raises:
+        ValueError: if `ranks` has a number below 1.
     """
+    check_numbers("ranks", ranks, 1)
     rate = np.asarray(ranks) * flops_per_second
     seen = model.sequence / (2 if model.causal else 1)
     compute = (6 * model.block_matrix_parameters + 12 * model.width * seen) / rate
