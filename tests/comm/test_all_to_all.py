@@ -173,19 +173,32 @@ def test_four_ranks_with_parts_of_any_size_take_what_the_formula_says(seed):
     assert expected >= LATENCY + max(others.sum(0).max(), others.sum(1).max()) / BANDWIDTH
 
 
+ZEROS = [np.zeros(2), np.zeros(2)]
+
+
 @pytest.mark.parametrize(
     ("outgoing", "incoming", "message"),
     [
-        (1, 2, "outgoing has 1 arrays and incoming 2; both must have 2, one for each rank"),
-        (2, 3, "outgoing has 2 arrays and incoming 3; both must have 2"),
+        (
+            ZEROS[:1],
+            np.zeros((2, 2)),
+            "outgoing has 1 arrays and incoming 2; both must have 2, one for each rank",
+        ),
+        (ZEROS, np.zeros((3, 2)), "outgoing has 2 arrays and incoming 3; both must have 2"),
+        (np.zeros((2, 2)), np.zeros((2, 2), np.int32), "has 2 × float64; it must have the 2 × int32"),
+        (ZEROS, [np.zeros(2), np.zeros(4)[::2]], r"incoming\[1\] is not contiguous"),
+        (ZEROS, [np.zeros(4)[::2], np.zeros(2)], r"incoming\[0\] is not contiguous"),
+        (ZEROS, ZEROS, r"incoming\[0\] shares memory with outgoing\[0\]"),
     ],
 )
-def test_an_array_for_each_rank_is_asked_for(outgoing, incoming, message):
+@pytest.mark.parametrize("way", WAYS)
+def test_what_cannot_be_exchanged_is_refused_before_anything_is_sent(way, outgoing, incoming, message):
     def program(communicator):
-        direct_all_to_all(communicator, [np.zeros(1)] * outgoing, [np.zeros(1)] * incoming)
+        with pytest.raises(ValueError, match=message):
+            way(communicator, iter(outgoing), incoming)
+        assert not communicator.traffic.bytes_sent.any()
 
-    with pytest.raises(ValueError, match=message):
-        threads.run(2, program)
+    threads.run(2, program)
 
 
 def test_parts_that_do_not_fit_are_refused_before_or_when_they_come():
@@ -193,7 +206,7 @@ def test_parts_that_do_not_fit_are_refused_before_or_when_they_come():
         parts = [np.zeros(own if rank == communicator.rank else others) for rank in range(2)]
         direct_all_to_all(communicator, parts, [np.zeros(3), np.zeros(3)])
 
-    with pytest.raises(ValueError, match=r"outgoing\[\d\] has 2 elements; it must have the 3 of incoming"):
+    with pytest.raises(ValueError, match=r"outgoing\[\d\] has 2 × float64; it must have the 3 × float64 of"):
         threads.run(2, partial(program, own=2, others=3))
     with pytest.raises(Mismatch, match=r"sent 2 × float64 where rank . expects 3 × float64, in all_to_all"):
         threads.run(2, partial(program, own=3, others=2))

@@ -14,7 +14,7 @@ tournament, for any N. Parts may differ in size, as in MPI_Alltoallv.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from typing import Any
 
 import numpy as np
@@ -23,15 +23,15 @@ from workshop_utils.comm.communicator import Array, Communicator, as_array, insi
 
 
 def direct_all_to_all(
-    communicator: Communicator, outgoing: Sequence[Array], incoming: Sequence[Array]
+    communicator: Communicator, outgoing: Iterable[Array], incoming: Iterable[Array]
 ) -> None:
     """Send `outgoing[r]` to each rank r, and fill `incoming[r]` with what rank r sends.
 
     Parts are arrays or tensors of PyTorch, of any shape and number of elements, also none; sender and receiver must
-    agree on them. Those of `incoming` must be contiguous.
+    agree on them. Those of `incoming` must be contiguous, and have memory of their own.
 
     Raises:
-        ValueError: unless there is one array for each rank, and this rank's own two parts are of one size.
+        ValueError: unless there is one such array for each rank, and this rank's own two parts are alike.
     """
     rank, size = communicator.rank, communicator.size
     steps = range(1, size)
@@ -41,7 +41,7 @@ def direct_all_to_all(
 
 
 def pairwise_all_to_all(
-    communicator: Communicator, outgoing: Sequence[Array], incoming: Sequence[Array]
+    communicator: Communicator, outgoing: Iterable[Array], incoming: Iterable[Array]
 ) -> None:
     """As `direct_all_to_all`, with one partner at a time: N − 1 steps, or N where N is odd, as one rank rests."""
     partners = (partner_of(communicator.rank, step, communicator.size) for step in range(communicator.size))
@@ -67,20 +67,26 @@ def partner_of(rank: int, step: int, size: int) -> int | None:
 
 def _exchange(
     communicator: Communicator,
-    outgoing: Sequence[Array],
-    incoming: Sequence[Array],
+    outgoing: Iterable[Array],
+    incoming: Iterable[Array],
     peers: Iterable[tuple[int, int]],
 ) -> None:
     rank, size = communicator.rank, communicator.size
-    if not len(outgoing) == len(incoming) == size:
-        given = f"outgoing has {len(outgoing)} arrays and incoming {len(incoming)}"
-        raise ValueError(f"{given}; both must have {size}, one for each rank")
     sent, received = [as_array(each) for each in outgoing], [as_array(each) for each in incoming]
-    if sent[rank].size != received[rank].size:
-        given = f"outgoing[{rank}] has {sent[rank].size} elements"
-        raise ValueError(
-            f"{given}; it must have the {received[rank].size} of incoming[{rank}], on rank {rank}"
-        )
+    if not len(sent) == len(received) == size:
+        numbers = f"outgoing has {len(sent)} arrays and incoming {len(received)}"
+        raise ValueError(f"{numbers}; both must have {size}, one for each rank")
+    given, own = sent[rank], received[rank]
+    if (given.size, given.dtype) != (own.size, own.dtype):
+        right = f"it must have the {own.size} × {own.dtype} of incoming[{rank}], on rank {rank}"
+        raise ValueError(f"outgoing[{rank}] has {given.size} × {given.dtype}; {right}")
+    for source, (given, own) in enumerate(zip(sent, received, strict=True)):
+        if not own.flags.c_contiguous:
+            raise ValueError(
+                f"incoming[{source}] is not contiguous; receive into np.empty(...), then copy from it"
+            )
+        if type(given) is type(own) is np.ndarray and np.may_share_memory(given, own):
+            raise ValueError(f"incoming[{source}] shares memory with outgoing[{source}]; give it its own")
     with inside(communicator, "all_to_all"):
         received[rank][...] = sent[rank].reshape(received[rank].shape)
         for to, source in peers:
@@ -113,7 +119,8 @@ def uneven_all_to_all_seconds(
     Follows the steps by the rules of `topology`; a rank receives its parts in the order of its steps. Never less than α
     and the most bytes that one rank sends or receives, over B: as much where one rank receives far more than the
     others, about 1.3 times as much among 8 with parts of any size and little latency. On the simulated clock a later
-    part may overtake an earlier one: equal for up to 3 ranks, and within a quarter for up to 16.
+    part may overtake an earlier one: equal for up to 3 ranks, beyond between 0.7 and 1.2 times its seconds for parts of
+    any size, and between 0.5 and 2 times where most parts are empty.
     """
     seconds = np.asarray(nbytes) / bandwidth_bytes_per_second
     ranks = np.arange(len(seconds))
