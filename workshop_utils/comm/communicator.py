@@ -235,6 +235,10 @@ class Communicator(ABC):
         """Release links and memory; leaving the `with` block does so too. Safe to call twice."""
         self._scratch.clear()
 
+    def __deepcopy__(self, _memo: object) -> Self:
+        """Itself: a copy of what holds it, such as a model, talks to the same ranks."""
+        return self
+
     def __enter__(self) -> Self:
         return self
 
