@@ -159,7 +159,8 @@ def train(
     def part_of(whole: GPT) -> tuple[Tensor, dict[int, nn.Module]]:
         """This rank's tokens of each sequence, and its stages."""
         own = cut_context(whole, groups.context, sizes.sequence, options.attention)
-        cut_experts(whole, groups.experts)
+        if sizes.experts:
+            cut_experts(whole, groups.experts)
         parts = whole.stages(schedule.stages)
         mine = schedule.stages_of(groups.pipeline.rank)
         return own, {stage: parallelize(parts[stage], region) for stage in mine}

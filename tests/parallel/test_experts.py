@@ -1,6 +1,7 @@
 """Experts on several ranks: equal to one process with any tokens, and counted bytes."""
 
 import copy
+import math
 
 import pytest
 import torch
@@ -14,6 +15,7 @@ from workshop_utils.parallel.experts import (
     balance_loss,
     capacity,
     cut_experts,
+    dropped_share,
     expert_bytes_sent,
     expert_parameters,
     update_bias,
@@ -81,8 +83,9 @@ def test_a_layer_equals_one_process_forward_and_backward_with_empty_ranks_and_ex
     assert apart(torch.cat([gradient for _, gradient, *_ in results]), x.grad) < 1e-12
     for rank, (_, _, part, _) in enumerate(results):
         share = EXPERTS // ranks
-        for mine, theirs in zip(part.experts, whole.experts[rank * share :], strict=False):
-            for own, other in zip(mine.parameters(), theirs.parameters(), strict=True):
+        assert [*part.experts] == [str(each) for each in range(rank * share, (rank + 1) * share)]
+        for number, mine in part.experts.items():
+            for own, other in zip(mine.parameters(), whole.experts[number].parameters(), strict=True):
                 assert apart(own.grad, other.grad) < 1e-12 or not (own.grad.any() or other.grad.any())
         assert apart(part.router.scores.weight.grad, whole.router.scores.weight.grad) < 1e-12
 
@@ -110,7 +113,7 @@ def test_each_expert_takes_a_groups_first_choices_up_to_its_capacity_and_drops_t
             for token, expert in enumerate(chosen[:, choice].tolist()):
                 if taken[expert] < most:
                     taken[expert] += 1
-                    expected[token] += weights[token, choice] * layer.experts[expert](x[token])
+                    expected[token] += weights[token, choice] * layer.experts[str(expert)](x[token])
         assert torch.allclose(result, expected, rtol=1e-12, atol=1e-14)
 
 
@@ -120,8 +123,12 @@ def test_weights_are_probabilities_of_the_chosen_and_sum_to_one_above_one_choice
         chosen, weights, probabilities = layer_of(k).router(x)
         expected = probabilities.gather(1, chosen)
         expected = expected if k == 1 else expected / expected.sum(1, keepdim=True)
-        assert torch.equal(weights, expected)
+        torch.testing.assert_close(weights, expected)
         assert k == EXPERTS or 3 not in chosen  # whose bias keeps tokens away
+    router = Router(1, 3, 2)
+    router.scores.weight.data[:], router.bias[:] = torch.tensor([[0.0], [1], [2]]), torch.tensor([2, 3, 0])
+    weights = router(torch.full((1, 1), 200.0)).weights  # probabilities of the two chosen underflow
+    torch.testing.assert_close(weights, torch.tensor([[1.0, 0.0]]))
 
 
 def test_the_balance_loss_is_one_where_all_are_used_alike_and_as_many_as_experts_where_one_is():
@@ -129,21 +136,76 @@ def test_the_balance_loss_is_one_where_all_are_used_alike_and_as_many_as_experts
     assert balance_loss(alike, torch.tensor([4, 4, 4]), 2).item() == pytest.approx(1)
     one = torch.tensor([[1.0, 0.0, 0.0]]).repeat(6, 1)
     assert balance_loss(one, torch.tensor([6, 0, 0]), 1).item() == pytest.approx(3)
+    assert balance_loss(one[:0], torch.tensor([0, 0, 0]), 1).item() == 0
+
+
+@pytest.mark.parametrize(
+    ("loads", "factor", "most", "dropped"),
+    [([[50, 0]], 1.2, [30], 0.4), ([[10], [20]], 1.1, [11, 22], 0), ([[0, 0]], 1.5, [0], 0)],
+)
+def test_capacity_is_rounded_up_where_the_exact_product_is_no_whole_number(loads, factor, most, dropped):
+    assert capacity(torch.tensor(loads), factor).flatten().tolist() == most
+    assert dropped_share(torch.tensor(loads), factor) == dropped
+
+
+def test_loads_count_what_tokens_ask_for_in_training_of_any_number_of_dimensions():
+    layer, x = layer_of(2, capacity_factor=0.1), tokens_of(1)[0]
+    expected = torch.bincount(layer.router(x).chosen.flatten(), minlength=EXPERTS)
+    results = layer(x)
+    with torch.no_grad():
+        layer(x)
+    layer.eval()(x)
+    assert layer.load.tolist() == expected.tolist()
+    layer.capacity_factor = 100
+    torch.testing.assert_close(layer(x[0]), layer(x)[0])
+    assert layer(x.view(1, 13, 1, WIDTH)).shape == (1, 13, 1, WIDTH) != results.shape
+
+
+def test_a_model_that_was_made_without_memory_has_no_bias_and_no_load():
+    with torch.device("meta"):
+        model = GPT(GPTSizes(layers=1, experts=2))
+    model.to_empty(device="cpu")
+    layer = model.layers[1].mlp
+    layer.router.bias[:], layer.load[:] = 7, 7
+    for parameter, value in model.initial_values(0):
+        parameter.data.copy_(value)
+    assert not layer.router.bias.any()
+    assert not layer.load.any()
+    expected = GPT(GPTSizes(layers=1, experts=2)).state_dict()
+    torch.testing.assert_close(model.state_dict(), expected, rtol=0, atol=0)
+
+
+def test_autocast_and_copies_of_cut_layers_work_and_second_derivatives_are_refused():
+    def rank_main(communicator):
+        part = copy.deepcopy(cut_experts(layer_of(2).float(), communicator))
+        x = torch.randn(3, WIDTH, requires_grad=True)
+        with torch.autocast("cpu", torch.bfloat16):
+            assert part(x).dtype == torch.float32
+        (gradient,) = torch.autograd.grad(part(x).square().sum(), x, create_graph=True)
+        with pytest.raises(RuntimeError, match="once_differentiable"):
+            gradient.sum().backward()
+
+    threads.run(2, rank_main)
 
 
 def test_a_bias_falls_for_busy_experts_and_rises_for_idle_ones_by_the_loads_of_all_ranks():
     def rank_main(communicator):
-        layer = layer_of(1)
+        layers = nn.ModuleList([layer_of(1), Experts(4, [nn.Linear(4, 4) for _ in range(2)], 1)])
+        layer, two = layers
         layer.router.bias.zero_()
-        layer.load[communicator.rank], layer.load[2] = 10, 10  # the sum of 3 ranks: 10, 10, 50, then none
-        layer.load[2] += 10 * (communicator.rank == 0) + 10 * (communicator.rank == 1)
-        update_bias(layer, communicator, rate=0.25)
+        layer.load[communicator.rank], layer.load[2] = (
+            10,
+            20 + 20 * communicator.rank,
+        )  # sum: 10, 10, 60, 0, …
+        two.load[0], two.router.bias = 9, torch.tensor([0.5, 0.5], dtype=torch.bfloat16)
+        update_bias(layers, communicator, rate=0.001)
         assert not layer.load.any()
-        return layer.router.bias.tolist()
+        return layer.router.bias.tolist() + two.router.bias.tolist()
 
     mean = 80 / EXPERTS
-    expected = [-0.25 if load > mean else 0.25 for load in (10, 10, 60, 0)] + [0.25] * (EXPERTS - 4)
-    assert threads.run(2, rank_main) == [expected] * 2
+    signs = [-1 if load > mean else 1 for load in (10, 10, 60, 0)] + [1] * (EXPERTS - 4)
+    expected = [0.001 * sign for sign in signs] + [0.499, 0.501]
+    assert threads.run(2, rank_main) == [pytest.approx(expected)] * 2
 
 
 @pytest.mark.parametrize("tensor_ranks", [1, 2])
@@ -175,21 +237,49 @@ def test_a_gpt_of_experts_equals_one_process_also_where_each_expert_is_cut_by_te
     assert sum(losses) / len(losses) == pytest.approx(expected.item(), rel=1e-12)
 
 
-def test_what_cannot_be_is_refused_before_anything_is_sent():
+def linears(count, width=4):
+    return [nn.Linear(4, width) for _ in range(count)]
+
+
+@pytest.mark.parametrize(
+    ("call", "said"),
+    [
+        (lambda two: cut_experts(Experts(4, linears(3), 1), two), "experts is 3; 2 ranks .* a multiple of 2"),
+        (lambda two: cut_experts(cut_experts(Experts(4, linears(2), 1), two), two), "were cut before"),
+        (lambda two: cut_experts(nn.Linear(4, 4), two), "the Linear has no layer of parallel.experts"),
+        (lambda two: update_bias(nn.Linear(4, 4), two), "the Linear has no layer of parallel.experts"),
+        (lambda two: update_bias(cut_experts(layer_of(1), two)), "communicator is None, and 2 ranks"),
+        (
+            lambda two: GPTSizes(experts=2, k=3),
+            "k is 3; a token .* at least 1 and at most all of the 2 experts",
+        ),
+        (lambda two: GPTSizes(experts=-1), "experts is -1; it must be at least 0"),
+        (lambda two: Router(4, 2, 0), "k is 0"),
+        (lambda two: layer_of(1, capacity_factor=0), "capacity_factor is 0; it must be above 0"),
+        (lambda two: layer_of(1, capacity_factor=math.inf), "capacity_factor is inf"),
+        (lambda two: Experts(4, linears(1) * 4, 1), "one module more than once"),
+        (lambda two: Experts(4, linears(2, width=3), 1)(torch.zeros(5, 4)), r"\(5, 3\) of rows \(5, 4\)"),
+    ],
+)
+def test_what_cannot_be_is_refused_before_anything_is_sent(call, said):
     def rank_main(communicator):
-        with pytest.raises(ValueError, match="experts is 3; 2 ranks need equal shares: a multiple of 2"):
-            cut_experts(Experts(4, [nn.Linear(4, 4) for _ in range(3)], 1), communicator)
-        region = Region(communicator, sequence_parallel=True)
-        with pytest.raises(ValueError, match="sequence_parallel is True; experts are cut without it"):
-            parallelize(GPT(GPTSizes(layers=1, sequence=4, experts=2)), region)
+        with pytest.raises(ValueError, match=said):
+            call(communicator)
         assert not communicator.traffic.bytes_sent.any()
 
     threads.run(2, rank_main)
-    with pytest.raises(ValueError, match="k is 3; a token uses at least 1 and at most all of the 2 experts"):
-        GPT(GPTSizes(experts=2, k=3))
-    with pytest.raises(ValueError, match="k is 0"):
-        Router(4, 2, 0)
-    with pytest.raises(ValueError, match="experts is -1; it must be at least 0"):
-        GPTSizes(experts=-1)
-    with pytest.raises(ValueError, match="capacity_factor is 0; it must be above 0"):
-        layer_of(1, capacity_factor=0)
+
+
+def test_what_is_refused_is_not_cut_in_part():
+    def rank_main(communicator):
+        model = GPT(GPTSizes(layers=2, sequence=4, experts=2))
+        names = [*model.state_dict()]
+        with pytest.raises(ValueError, match="sequence_parallel is True; experts are cut without it"):
+            parallelize(model, Region(communicator, sequence_parallel=True))
+        model.layers[2].mlp = Experts(48, linears(3), 1)
+        with pytest.raises(ValueError, match="experts is 3"):
+            cut_experts(model, communicator)
+        assert [*model.state_dict()][:10] == names[:10]
+        assert model.layers[1].mlp.communicator is None
+
+    threads.run(2, rank_main)

@@ -1,20 +1,22 @@
 """Experts on several ranks: a router sends each token to k of them, wherever they are, and brings the results back.
 
     model = GPT(GPTSizes(experts=8, k=2))       # every MLP is a layer of 8 experts, of which a token uses 2
-    cut_experts(model, communicator)            # of 4 ranks: this one keeps 2 experts of each layer
-    loss = cross_entropy(model(own_tokens), own_targets) / communicator.size
-    loss.backward()                             # experts have the gradients of all ranks' tokens; the rest, of its own
+    cut_experts(model, mesh.experts)            # of 4 ranks: this one keeps 2 experts of each layer
+    cross_entropy(model(own_tokens), own_targets).backward()
+    synchronise(model, mesh)                    # of parallel.mesh
 
 Shazeer et al. (2017), "Outrageously Large Neural Networks: The Sparsely-Gated Mixture-of-Experts Layer"; across devices
 GShard (Lepikhin et al. 2020) and Switch Transformer (Fedus, Zoph, Shazeer 2021).
 
-A rank's loss is here its part of a sum over ranks. Each expert is on one rank of the group, so its gradient is that of
-the sum already, while those of all other parameters must be summed over ranks. Where other groups hold the same
-experts, these are summed over them.
+Each rank's loss is the mean over its own tokens, and the gradient of their mean over ranks is wanted. An expert is on
+one rank of its group, so after the backward pass its gradient is the sum of those of the group's losses already:
+`mesh.synchronise` divides it by their number, sums it over other groups that hold the same experts, and averages all
+other parameters' over ranks.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable
 from typing import Any, NamedTuple
 
@@ -24,6 +26,7 @@ from torch import Tensor, nn
 from workshop_utils.comm.all_to_all import direct_all_to_all
 from workshop_utils.comm.communicator import Communicator
 from workshop_utils.comm.ring import ring_all_reduce
+from workshop_utils.parallel.exchange import exchange_rows
 
 
 class Routes(NamedTuple):
@@ -43,8 +46,10 @@ class Routes(NamedTuple):
 class Router(nn.Module):
     """Chooses k experts for each token: those of the largest probability plus `bias`.
 
-    Weights are the probabilities of the chosen, without the bias, divided by their sum (GShard, Mixtral). With k = 1
-    they are not divided (Switch): a weight that is always 1 would leave the router without a gradient.
+    Weights are the probabilities of the chosen, without the bias, divided by their sum: the softmax of their scores
+    alone, as in Mixtral (Jiang et al. 2024, section 2.1). With k = 1 they are not divided (Switch): a weight that is
+    always 1 would leave the router without a gradient. Models that do not divide by the sum for k above 1 (OLMoE), or
+    take sigmoids and scale them (DeepSeek-V3), weigh otherwise.
 
     Attributes:
         bias: (experts,) moves choices, not weights; only `update_bias` changes it.
@@ -64,12 +69,12 @@ class Router(nn.Module):
 
     def forward(self, tokens: Tensor) -> Routes:
         """The routes of `tokens` (T, width)."""
-        probabilities = self.scores(tokens).softmax(dim=-1)
+        scores = self.scores(tokens)
+        probabilities = scores.softmax(dim=-1)
         chosen = (probabilities.detach() + self.bias).topk(self.k, dim=-1).indices
-        weights = probabilities.gather(-1, chosen)
-        if self.k > 1:
-            weights = weights / weights.sum(dim=-1, keepdim=True)
-        return Routes(chosen, weights, probabilities)
+        # Probabilities of the chosen may be too small to be divided by their sum.
+        weights = (probabilities if self.k == 1 else scores).gather(-1, chosen)
+        return Routes(chosen, weights if self.k == 1 else weights.softmax(dim=-1), probabilities)
 
 
 class Experts(nn.Module):
@@ -77,19 +82,24 @@ class Experts(nn.Module):
 
     Args:
         width: of a token.
-        experts: modules (rows, width) to (rows, width).
+        experts: modules (rows, width) to (rows, width), each with parameters of its own; they keep their numbers, also
+            in a `state_dict`, when some are taken away.
         k: how many of them a token uses.
         capacity_factor: None: no token is dropped. Otherwise an expert takes at most `capacity` rows from each rank;
             first choices before second ones, earlier tokens before later ones. What is dropped counts as zero: behind
             the residual connection the token passes unchanged.
 
     Attributes:
-        balance: what `balance_loss` is multiplied by before its gradient is added; 0: it is left out.
-        load: (experts,) how many rows this rank's tokens asked for, with the dropped ones, since `update_bias`.
+        balance: what the balance loss is multiplied by before its gradient is added; 0: it is left out. As with other
+            losses, gradients are to be averaged over ranks; with n microbatches a step, it is to be an n-th.
+        load: (experts,) how many rows this rank's tokens asked for in training, with the dropped ones, since
+            `update_bias`. A forward pass that is computed again with gradients (`checkpoint(use_reentrant=False)`)
+            counts twice.
         communicator: the ranks that share the experts; None: this one has all of them.
 
     Raises:
-        ValueError: for a k as in Router, or a capacity factor that is not positive.
+        ValueError: for a k as in Router, a capacity factor that is not positive and finite, or one module as several
+            experts; in a forward pass, if experts change the shape of their rows.
     """
 
     load: Tensor
@@ -98,22 +108,24 @@ class Experts(nn.Module):
         self, width: int, experts: Iterable[nn.Module], k: int, capacity_factor: float | None = None
     ) -> None:
         super().__init__()
-        if capacity_factor is not None and not capacity_factor > 0:
-            raise ValueError(
-                f"capacity_factor is {capacity_factor}; it must be above 0, or None to drop nothing"
-            )
-        self.experts = nn.ModuleList(experts)
+        if capacity_factor is not None and not 0 < capacity_factor < math.inf:
+            right = "it must be above 0 and finite, or None to drop nothing"
+            raise ValueError(f"capacity_factor is {capacity_factor}; {right}")
+        self.experts = nn.ModuleDict({str(number): expert for number, expert in enumerate(experts)})
+        if len(set(self.experts.values())) < len(self.experts):
+            raise ValueError("experts has one module more than once; each must have parameters of its own")
         self.router = Router(width, len(self.experts), k)
         self.capacity_factor, self.balance = capacity_factor, 0.0
         self.register_buffer("load", torch.zeros(len(self.experts), dtype=torch.long), persistent=False)
         self.communicator: Communicator | None = None
 
     def forward(self, x: Tensor) -> Tensor:
-        tokens = x.flatten(0, -2)
+        tokens = x.reshape(-1, x.shape[-1])
         routes = self.router(tokens)
         choices = routes.chosen.t().flatten()  # first choices of all tokens, then second ones
         asked = torch.bincount(choices, minlength=len(self.load))
-        self.load += asked
+        if self.training and torch.is_grad_enabled():
+            self.load += asked
         loads = self._all_loads(asked)
         kept = loads if self.capacity_factor is None else loads.minimum(capacity(loads, self.capacity_factor))
         own = 0 if self.communicator is None else self.communicator.rank
@@ -149,37 +161,17 @@ class Experts(nn.Module):
         here = kept[:, rank * share : (rank + 1) * share]  # (ranks, own experts)
         received = here.sum(dim=1).tolist()
 
-        arrived = _Exchange.apply(rows, sent, received, self.communicator)
+        group = self.communicator
+        arrived = rows if group is None else exchange_rows(rows, sent, received, group)
         # They came by rank, and from each by expert. All that one expert is to compute must stand together.
         order = torch.arange(share).repeat(ranks).repeat_interleave(here.flatten()).argsort(stable=True)
         parts = arrived[order].split(here.sum(dim=0).tolist())
-        results = torch.cat([expert(part) for expert, part in zip(self.experts, parts, strict=True)])
-        return _Exchange.apply(results[order.argsort()], received, sent, self.communicator)
-
-
-class _Exchange(torch.autograd.Function):
-    """An all-to-all of rows: `sent[r]` of them to rank r, `received[r]` from it; gradients go the way back."""
-
-    @staticmethod
-    def forward(
-        ctx: Any, rows: Tensor, sent: list[int], received: list[int], communicator: Communicator | None
-    ) -> Tensor:
-        ctx.way_back = received, sent, communicator
-        return _exchanged(rows, sent, received, communicator)
-
-    @staticmethod
-    def backward(ctx: Any, *gradients: Tensor) -> Any:
-        return _exchanged(gradients[0], *ctx.way_back), None, None, None
-
-
-def _exchanged(
-    rows: Tensor, sent: list[int], received: list[int], communicator: Communicator | None
-) -> Tensor:
-    if communicator is None:
-        return rows.view_as(rows)
-    into = rows.new_empty(sum(received), rows.shape[1])
-    direct_all_to_all(communicator, rows.detach().contiguous().split(sent), into.split(received))
-    return into
+        results = torch.cat([expert(part) for expert, part in zip(self.experts.values(), parts, strict=True)])
+        if results.shape != arrived.shape:
+            made = f"experts made {tuple(results.shape)} of rows {tuple(arrived.shape)}"
+            raise ValueError(f"{made}; each must return as many, as wide ones")
+        results = results[order.argsort()].to(rows.dtype)  # under autocast experts may return bfloat16
+        return results if group is None else exchange_rows(results, received, sent, group)
 
 
 class _WithLoss(torch.autograd.Function):
@@ -205,14 +197,14 @@ def capacity(loads: Tensor, factor: float) -> Tensor:
         loads: (ranks, experts) rows that each rank's tokens ask for.
         factor: 1: as many as there would be if all experts were chosen equally often.
     """
-    fair = loads.sum(dim=1, keepdim=True) / loads.shape[1]
-    return (factor * fair).ceil().long()
+    rows = factor * loads.sum(dim=1, keepdim=True).double() / loads.shape[1]
+    return (rows * (1 - 1e-12)).ceil().long()  # 1.1 · 10 is more than 11 in floating point
 
 
 def dropped_share(loads: Tensor, factor: float) -> float:
-    """Share of all rows that are above the capacity; `loads` (ranks, experts) and `factor` are those of `capacity`."""
+    """Share of all rows that are above the capacity, 0 of none; `loads` and `factor` are those of `capacity`."""
     above = (loads - capacity(loads, factor)).clamp(min=0)
-    return above.sum().item() / loads.sum().item()
+    return above.sum().item() / max(1, loads.sum().item())
 
 
 def balance_loss(probabilities: Tensor, load: Tensor, k: int) -> Tensor:
@@ -240,17 +232,29 @@ def update_bias(module: nn.Module, communicator: Communicator | None = None, rat
     Args:
         module: all of its layers of experts are updated, and their loads cleared.
         communicator: all ranks whose tokens count; None: only this one's.
-        rate: what a bias changes by.
+        rate: what a bias changes by. Biases become float32 if they are not: one of 0.5 would not change in bfloat16.
+
+    Raises:
+        ValueError: if there are no layers of experts, or several ranks share them and `communicator` is None.
     """
-    layers = [layer for layer in module.modules() if isinstance(layer, Experts)]
-    if not layers:
-        return
-    loads = torch.stack([layer.load for layer in layers]).double()
+    layers = _layers(module)
+    shared = max(layer.communicator.size if layer.communicator else 1 for layer in layers)
+    if communicator is None and shared > 1:
+        right = "pass the communicator of all ranks whose tokens count, or their biases part"
+        raise ValueError(f"communicator is None, and {shared} ranks share the experts; {right}")
+    loads = torch.cat([layer.load for layer in layers]).double()
     if communicator is not None:
         ring_all_reduce(communicator, loads.numpy())
-    for layer, load in zip(layers, loads, strict=True):
-        layer.router.bias += rate * (load.mean() - load).sign().to(layer.router.bias.dtype)
+    for layer, load in zip(layers, loads.split([len(layer.load) for layer in layers]), strict=True):
+        layer.router.bias = layer.router.bias.float() + rate * (load.mean() - load).sign().float()
         layer.load.zero_()
+
+
+def _layers(module: nn.Module) -> list[Experts]:
+    layers = [layer for layer in module.modules() if isinstance(layer, Experts)]
+    if not layers:
+        raise ValueError(f"the {type(module).__name__} has no layer of parallel.experts.Experts")
+    return layers
 
 
 def cut_experts(module: nn.Module, communicator: Communicator) -> nn.Module:
@@ -259,18 +263,20 @@ def cut_experts(module: nn.Module, communicator: Communicator) -> nn.Module:
     Every rank must hand over the same whole weights. The ranks of `communicator` have different tokens.
 
     Raises:
-        ValueError: if the ranks do not divide a layer's experts.
+        ValueError: if there are no layers of experts, one was cut before, or the ranks do not divide its experts; then
+            none is cut.
     """
-    rank, ranks = communicator.rank, communicator.size
-    for layer in module.modules():
-        if isinstance(layer, Experts):
-            experts = len(layer.experts)
-            if experts % ranks:
-                raise ValueError(
-                    f"experts is {experts}; {ranks} ranks need equal shares: a multiple of {ranks}"
-                )
-            share = experts // ranks
-            layer.experts, layer.communicator = layer.experts[rank * share : (rank + 1) * share], communicator
+    rank, ranks, layers = communicator.rank, communicator.size, _layers(module)
+    for layer in layers:
+        if layer.communicator is not None:
+            raise ValueError("experts were cut before; cut a layer that is whole")
+        if len(layer.experts) % ranks:
+            right = f"{ranks} ranks need equal shares: a multiple of {ranks}"
+            raise ValueError(f"experts is {len(layer.experts)}; {right}")
+    for layer in layers:
+        share = len(layer.experts) // ranks
+        own = list(layer.experts.items())[rank * share : (rank + 1) * share]
+        layer.experts, layer.communicator = nn.ModuleDict(dict(own)), communicator
     return module
 
 

@@ -35,7 +35,7 @@ class GPTSizes:
     Where there are `experts`, every block has so many MLPs, of which a token uses `k` (`experts.Experts`).
 
     Raises:
-        ValueError: for a number that is not positive, or a width that heads do not divide.
+        ValueError: for a number that is not positive, a width that heads do not divide, or a k above `experts`.
     """
 
     layers: int = 4
@@ -53,6 +53,9 @@ class GPTSizes:
                 raise ValueError(f"{name} is {value}; it must be at least {least}")
         if self.width % self.heads:
             raise ValueError(f"width is {self.width}; it must be a multiple of the {self.heads} heads")
+        if self.experts and self.k > self.experts:
+            most = f"a token uses at least 1 and at most all of the {self.experts} experts"
+            raise ValueError(f"k is {self.k}; {most}")
 
     @property
     def head_width(self) -> int:
@@ -90,8 +93,21 @@ class Embedding(nn.Module):
         self.places: Tensor | None = None
 
     def forward(self, tokens: Tensor) -> Tensor:
-        places = slice(tokens.shape[1]) if self.places is None else self.places
-        return self.token(tokens) + self.position.weight[places]
+        return self.token(tokens) + self.position.weight[places_of(tokens, self.places)]
+
+
+def places_of(tokens: Tensor, places: Tensor | None) -> Tensor | slice:
+    """Where `tokens` stand in the whole sequence; `places` is an embedding's.
+
+    Raises:
+        ValueError: if there are places, and not one for each token.
+    """
+    if places is None:
+        return slice(tokens.shape[1])
+    if len(places) != tokens.shape[1]:
+        own = f"{len(places)}, this rank's share: pass tokens[:, own]"
+        raise ValueError(f"the sequence has {tokens.shape[1]} tokens; after cut_context it must have {own}")
+    return places
 
 
 def causal_attention(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
@@ -143,12 +159,9 @@ class Block(nn.Module):
     def __init__(self, sizes: GPTSizes) -> None:
         super().__init__()
         self.norm1, self.attention = nn.LayerNorm(sizes.width), Attention(sizes)
-        self.norm2, self.mlp = nn.LayerNorm(sizes.width), self._mlp(sizes)
-
-    @staticmethod
-    def _mlp(sizes: GPTSizes) -> MLP | Experts:
         experts = [MLP(sizes) for _ in range(sizes.experts)]
-        return Experts(sizes.width, experts, sizes.k) if experts else MLP(sizes)
+        self.norm2 = nn.LayerNorm(sizes.width)
+        self.mlp = Experts(sizes.width, experts, sizes.k) if experts else MLP(sizes)
 
     def forward(self, x: Tensor) -> Tensor:
         x = x + self.attention(self.norm1(x))
@@ -183,8 +196,13 @@ class GPT(nn.Module):
     def initial_values(self, seed: int) -> Iterator[tuple[nn.Parameter, Tensor]]:
         """Each parameter, with the whole value that it has at first: on the CPU, one after the other.
 
-        A rank that holds shards alone can so draw what one process would, in memory for a single parameter.
+        A rank that holds shards alone can so draw what one process would, in memory for a single parameter. On the way
+        it sets to zero what experts keep beside parameters.
         """
+        for layer in self.modules():
+            if isinstance(layer, Experts):
+                layer.router.bias.zero_()
+                layer.load.zero_()
         generator = torch.Generator().manual_seed(seed)
         # GPT-2's 0.02 is that of a width of 768; sums of fewer terms need larger ones.
         deviation = 0.02 * math.sqrt(768 / self.sizes.width)

@@ -28,13 +28,14 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.autograd.function import once_differentiable
 from torch.nn import functional
 
 from workshop_utils.comm.communicator import Communicator, Operation
 from workshop_utils.comm.ring import ring_all_gather, ring_all_reduce, ring_bytes_sent, ring_reduce_scatter
 from workshop_utils.comm.subset import Subset
 from workshop_utils.parallel.experts import Experts
-from workshop_utils.parallel.gpt import Block, Embedding, Head
+from workshop_utils.parallel.gpt import Block, Embedding, Head, places_of
 
 Operator = Callable[[Tensor], Tensor]  # f, g or ḡ
 
@@ -102,6 +103,7 @@ class _Conjugate(torch.autograd.Function):
         return forward(x)
 
     @staticmethod
+    @once_differentiable
     def backward(ctx: Any, *gradients: Tensor) -> Any:
         return ctx.gradient_of(gradients[0]), None, None
 
@@ -120,6 +122,7 @@ class _GatheredLinear(torch.autograd.Function):
         return functional.linear(region.gather_sequence(x), weight, bias)
 
     @staticmethod
+    @once_differentiable
     def backward(ctx: Any, *gradients: Tensor) -> Any:
         (x, weight), region = ctx.saved_tensors, ctx.region
         rows = gradients[0].flatten(0, -2)
@@ -202,7 +205,7 @@ class VocabularyParallelEmbedding(Cut):
         foreign = (tokens < self.tokens.start) | (tokens >= self.tokens.stop)
         local = (tokens - self.tokens.start).masked_fill(foreign, 0)
         own = functional.embedding(local, self.token).masked_fill(foreign.unsqueeze(-1), 0.0)
-        position = self.position[slice(tokens.shape[1]) if self.places is None else self.places]
+        position = self.position[places_of(tokens, self.places)]
         share = self.region.own(tokens.shape[1]) if self.region.sequence_parallel else slice(None)
         return self.region.sum_up(own) + position[share]
 
@@ -245,6 +248,7 @@ class _VocabularyParallelCrossEntropy(torch.autograd.Function):
         return (total.log() - target).mean()
 
     @staticmethod
+    @once_differentiable
     def backward(ctx: Any, *gradients: Tensor) -> Any:
         (gradient,) = ctx.saved_tensors
         return (gradients[0] * gradient).view(ctx.shape), None, None, None
@@ -260,15 +264,20 @@ def parallelize(module: nn.Module, region: Region) -> nn.Module:
         `module`, or what replaces it if it is an Embedding itself.
 
     Raises:
-        ValueError: if there are more ranks than attention heads, hidden units or tokens to share.
+        ValueError: if there are more ranks than attention heads, hidden units or tokens to share, or the sequence is to
+            be cut too and there are experts.
     """
+    if region.sequence_parallel and any(isinstance(each, Experts) for each in module.modules()):
+        raise ValueError("sequence_parallel is True; experts are cut without it: use Region(communicator)")
     if isinstance(module, Embedding):
         return VocabularyParallelEmbedding(module, region)
     if isinstance(module, Block):
         attention, unit = module.attention, module.attention.head_width
         attention.qkv = ColumnParallelLinear(attention.qkv, region, 3 * unit)  # type: ignore[assignment]
         attention.out = RowParallelLinear(attention.out, region, unit)  # type: ignore[assignment]
-        for mlp in _mlps(module, region):
+        # Of experts each is cut; the router is whole on every rank.
+        mlps: Any = module.mlp.experts.values() if isinstance(module.mlp, Experts) else [module.mlp]
+        for mlp in mlps:
             mlp.up = ColumnParallelLinear(mlp.up, region)
             mlp.down = RowParallelLinear(mlp.down, region)
     elif isinstance(module, Head):
@@ -277,16 +286,6 @@ def parallelize(module: nn.Module, region: Region) -> nn.Module:
         for name, child in module.named_children():
             setattr(module, name, parallelize(child, region))
     return module
-
-
-def _mlps(block: Block, region: Region) -> list[Any]:
-    """Those of all experts, if the block has some: each is cut, and the router whole on every rank."""
-    if not isinstance(block.mlp, Experts):
-        return [block.mlp]
-    if region.sequence_parallel:
-        whole = "experts are cut without it: use Region(communicator)"
-        raise ValueError(f"sequence_parallel is True; {whole}")
-    return list(block.mlp.experts)
 
 
 def cut_parameters(module: nn.Module) -> set[Any]:
@@ -309,7 +308,7 @@ def finish_gradients(module: nn.Module, region: Region) -> None:
 def all_reduce_gradients(
     parameters: Iterable[nn.Parameter], communicator: Communicator, operation: Operation = "sum"
 ) -> None:
-    """Replace the gradients of `parameters`, which may have none, by their reduction over all ranks, in one message."""
+    """Replace the gradients of `parameters`, which may have none, by their reduction over all ranks: one all-reduce."""
     gradients = [parameter.grad for parameter in parameters if parameter.grad is not None]
     if not gradients:
         return
