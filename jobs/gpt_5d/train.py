@@ -173,8 +173,7 @@ def train(
         for stage, part in parts.items()
     }
     model = nn.ModuleList(parts.values())
-    # A rank's balance loss is its part of a sum over its expert group; what follows is a mean over replicas.
-    balance(model, options.balance * groups.experts.size / count)
+    balance(model, options.balance / count)
     optimizer = torch.optim.Adam(model.parameters(), options.learning_rate)
     share = len(own) // (options.tensor if options.sequence_parallel else 1)
     message = (options.batch_size // options.data // count, share, sizes.width)

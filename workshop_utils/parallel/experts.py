@@ -140,7 +140,8 @@ class Experts(nn.Module):
         combined = torch.zeros_like(tokens).index_add(0, token, weighted)
         if self.balance:
             loss = balance_loss(routes.probabilities, loads.sum(dim=0), self.router.k)
-            combined = _WithLoss.apply(combined, self.balance * loss)
+            # This rank's part, of which the mean over ranks, not the sum, is to be the whole.
+            combined = _WithLoss.apply(combined, len(loads) * self.balance * loss)
         return combined.view_as(x)
 
     def _all_loads(self, asked: Tensor) -> Tensor:
