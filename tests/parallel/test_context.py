@@ -1,5 +1,6 @@
 """Context parallelism: equal to one process forward and backward, odd lengths, and the bytes of the formulas."""
 
+import itertools
 import sys
 
 import pytest
@@ -65,25 +66,39 @@ def test_ulysses_equals_whole_attention_and_sends_the_bytes_of_the_formula(ranks
     assert sent == (context.ulysses_bytes_sent(ranks, nbytes),) * ranks
 
 
-def counted_by_the_kernel(communicator, attention):
-    """Bytes that left for one attention, forward and backward, and those of the own keys."""
-    mine = [torch.randn(2, 6, 50, 12, dtype=torch.float64).requires_grad_() for _ in range(3)]
-    with count_bytes(communicator.barrier) as counted:
-        attention(*mine, communicator).sum().backward()
-    return counted.sent, mine[1].nbytes
+def counted_by_the_kernel(communicator):
+    """Bytes that left for one attention, forward and backward, and the formula's, of the ring and of Ulysses."""
+    counts = []
+    for attention, formula in (
+        (context.ring_attention, context.ring_attention_bytes_sent),
+        (context.ulysses_attention, context.ulysses_bytes_sent),
+    ):
+        mine = [torch.randn(1, 3, 50, 24, dtype=torch.float64).requires_grad_() for _ in range(3)]
+        with count_bytes(communicator.barrier) as counted:
+            attention(*mine, communicator).sum().backward()
+        counts.append((counted.sent, formula(communicator.size, mine[1].nbytes)))
+    return counts
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="the kernel's counters are Linux's")
-@pytest.mark.parametrize(
-    ("attention", "formula"),
-    [
-        (context.ring_attention, context.ring_attention_bytes_sent),
-        (context.ulysses_attention, context.ulysses_bytes_sent),
-    ],
-)
-def test_the_kernel_counts_the_bytes_of_the_formulas(ranks, attention, formula):
-    for sent, nbytes in ranks.run(3, counted_by_the_kernel, attention):
-        assert formula(3, nbytes) <= sent <= 1.02 * formula(3, nbytes)
+def test_the_kernel_counts_the_bytes_of_the_formulas(ranks):
+    for sent, formula in itertools.chain(*ranks.run(3, counted_by_the_kernel)):
+        assert formula <= sent <= 1.02 * formula
+
+
+@pytest.mark.parametrize("attention", [context.ring_attention, context.ulysses_attention])
+def test_where_entries_lie_in_memory_and_float32_do_not_matter(attention):
+    *leaves, of_mixed = torch.randn(4, 1, 2, 6, 4).mT.contiguous().mT
+    leaves = [each.requires_grad_() for each in leaves]
+    mixed = causal_attention(*leaves)
+    right = torch.autograd.grad(mixed, leaves, of_mixed)
+
+    def rank_main(communicator):
+        got = attention(*leaves, communicator)
+        gradients = torch.autograd.grad(got, leaves, of_mixed)
+        return [far(*pair) for pair in zip((got, *gradients), (mixed, *right), strict=True)]
+
+    assert max(threads.run(1, rank_main)[0]) <= 1e-6
 
 
 def test_ulysses_lets_a_head_of_keys_serve_several_queries_heads():
@@ -97,6 +112,10 @@ def test_ulysses_lets_a_head_of_keys_serve_several_queries_heads():
         return far(context.ulysses_attention(*mine, communicator), expected, own)
 
     assert max(threads.run(2, rank_main)) <= NEAR
+
+
+def test_one_rank_has_all_tokens_in_their_order_of_odd_sequences_too():
+    assert context.own_tokens(49, 0, 1).tolist() == list(range(49))
 
 
 @pytest.mark.parametrize("ranks", [1, 2, 3, 4])
@@ -152,8 +171,14 @@ def test_tensor_and_context_parallelism_are_put_together_in_either_order():
         assert (first + second) / 2 == pytest.approx(whole, rel=1e-12)
 
 
-def a_tensor(heads=4, tokens=6):
-    return torch.zeros(1, heads, tokens, 2)
+def a_tensor(heads=4, tokens=6, batch=1, dtype=torch.float32):
+    return torch.zeros(batch, heads, tokens, 2, dtype=dtype)
+
+
+def cut_model(communicator, is_tensor_parallel=False):
+    model = GPT(SIZES)
+    context.cut_context(model, communicator, 24)
+    return parallelize(model, Region(communicator)) if is_tensor_parallel else model
 
 
 @pytest.mark.parametrize(
@@ -162,6 +187,7 @@ def a_tensor(heads=4, tokens=6):
         (lambda two: context.own_tokens(10, 0, 4, False), "length is 10; 4 ranks .* choose a multiple of 4"),
         (lambda two: context.own_tokens(12, 0, 4), "length is 12; 4 ranks .* two each.* a multiple of 8"),
         (lambda two: context.own_tokens(0, 0, 2), "length is 0; .* a multiple of 4"),
+        (lambda two: context.own_tokens(8, 2, 2), "rank is 2; .* at most 1"),
         (lambda two: context.ring_attention(*[a_tensor()] * 3, two, is_causal=False), "is_causal is False"),
         (lambda two: context.ulysses_attention(*[a_tensor()] * 3, two, False), "is_causal is False"),
         (
@@ -172,12 +198,48 @@ def a_tensor(heads=4, tokens=6):
             lambda two: context.ring_attention(a_tensor(), a_tensor(2), a_tensor(2), two),
             "query has 4 heads and key 2; repeat",
         ),
+        *(
+            (lambda two, each=each, way=way: way(*each, two), said)
+            for way in (context.ring_attention, context.ulysses_attention)
+            for each, said in (
+                (
+                    [a_tensor(), a_tensor(), a_tensor(1)],
+                    r"value is .* of shape \(1, 1, 6, 2\); .* \(1, 4, 6, 2\)",
+                ),
+                (
+                    [a_tensor(), *[a_tensor(tokens=8)] * 2],
+                    r"key is .* of shape \(1, 4, 8, 2\); .* \(1, 4, 6, 2\)",
+                ),
+                ([a_tensor(batch=3), *[a_tensor()] * 2], r"key is .* of shape .*; .* \(3, 4, 6, 2\)"),
+                ([a_tensor(), *[a_tensor(dtype=torch.float64)] * 2], "key is torch.float64 .* torch.float32"),
+                ([a_tensor(tokens=0)] * 3, r"query has the shape \(1, 4, 0, 2\); .* at least 1"),
+                ([a_tensor()[0]] * 3, r"query has the shape \(4, 6, 2\)"),
+            )
+        ),
+        (
+            lambda two: context.ring_attention(*[a_tensor(dtype=torch.bfloat16)] * 3, two),
+            "query is torch.bfloat16; the ring needs float32 or float64",
+        ),
+        (
+            lambda two: context.ulysses_attention(a_tensor(4), a_tensor(6), a_tensor(6), two),
+            "query has 4 heads and key 6; each",
+        ),
         (lambda two: context.ulysses_attention(*[a_tensor(3)] * 3, two), "query has 3 heads; .* 2 ranks"),
         (
             lambda two: context.ulysses_attention(a_tensor(), a_tensor(1), a_tensor(1), two),
             "key has 1 heads; .* or the ring",
         ),
         (lambda two: context.cut_context(GPT(SIZES), two, 48), "length is 48; .* positions for 24 tokens"),
+        (
+            lambda two: context.cut_context(GPT(SIZES), two, 24, "Ring"),
+            "how is 'Ring'; .* one of ring, ulysses",
+        ),
+        (lambda two: context.cut_context(torch.nn.Linear(1, 1), two, 24), "no parallel.gpt.Attention"),
+        (lambda two: cut_model(two)(torch.zeros(1, 1, dtype=int)), "has 1 tokens; after cut_context .* 12"),
+        (
+            lambda two: cut_model(two, True)(torch.zeros(1, 24, dtype=int)),
+            "has 24 tokens; after cut_context .* 12",
+        ),
     ],
 )
 def test_what_cannot_be_cut_is_named_before_anything_is_sent(call, said):

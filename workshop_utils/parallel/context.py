@@ -22,7 +22,7 @@ each query's scores. From these logarithms the parts of a row are put together: 
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from functools import partial
 from typing import Any, Literal
 
@@ -30,8 +30,9 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from workshop_utils.comm.all_to_all import all_to_all_bytes_sent, direct_all_to_all
+from workshop_utils.comm.all_to_all import all_to_all_bytes_sent
 from workshop_utils.comm.communicator import Communicator
+from workshop_utils.parallel.exchange import exchange_rows
 from workshop_utils.parallel.gpt import Attention, Embedding
 from workshop_utils.parallel.tensor import VocabularyParallelEmbedding
 
@@ -46,21 +47,23 @@ def own_tokens(length: int, rank: int, size: int, zig_zag: bool = True) -> Tenso
 
     With `zig_zag` the sequence is cut into 2N chunks, and rank r has chunks r and 2N − 1 − r: an early and a late one,
     so that under a causal mask all ranks have equally many keys to look at (as in ring-flash-attention, Zhu 2024, and
-    in Llama 3, section 3.3.2). Otherwise it is cut into N.
+    in Llama 3, section 3.3.2). Otherwise it is cut into N, and one rank has all tokens in their order.
 
     Raises:
-        ValueError: if the chunks would not be equally long.
+        ValueError: if there is no such rank, or the chunks would not be equally long.
     """
+    if not 0 <= rank < size:
+        raise ValueError(f"rank is {rank}; it must be one of {size}, at least 0 and at most {size - 1}")
     numbers = _chunks(rank, size, zig_zag)
     chunks = size * len(numbers)
     if length < 1 or length % chunks:
-        cut = f"{size} ranks cut it into {chunks} equal chunks" + " (zig-zag: two each)" * zig_zag
-        raise ValueError(f"length is {length}; {cut}: choose a multiple of {chunks}")
+        cut = f"{size} ranks cut it into {chunks} equal chunks" + " (zig-zag: two each)" * (len(numbers) - 1)
+        raise ValueError(f"the sequence's length is {length}; {cut}: choose a multiple of {chunks}")
     return torch.cat([torch.arange(length).chunk(chunks)[number] for number in numbers])
 
 
 def _chunks(rank: int, size: int, zig_zag: bool) -> tuple[int, ...]:
-    return (rank, 2 * size - 1 - rank) if zig_zag else (rank,)
+    return (rank, 2 * size - 1 - rank) if zig_zag and size > 1 else (rank,)
 
 
 def ring_attention(
@@ -73,21 +76,41 @@ def ring_attention(
 ) -> Tensor:
     """What the queries of this rank's tokens mix from the values of all ranks' tokens up to theirs.
 
-    All tensors are (batch, heads, own tokens, head width), with the tokens of `own_tokens`, in its order.
+    All tensors are (batch, heads, own tokens, head width), float32 or float64, with the tokens of `own_tokens`, in its
+    order. Scores are divided by √(head width): where a model has a scale of its own, scale the query first. There is no
+    window and no dropout.
 
     Raises:
-        ValueError: if the mask is not causal, the own tokens are no two equal chunks where `zig_zag` needs them, or
-            there are other numbers of heads than in the query.
+        ValueError: if the mask is not causal, the three are not of one shape and dtype, or the own tokens are no two
+            equal chunks where `zig_zag` needs them.
     """
-    _refuse_masks(is_causal)
-    if zig_zag and query.shape[2] % 2:
+    _check(query, key, value, is_causal)
+    if zig_zag and communicator.size > 1 and query.shape[2] % 2:
         tokens = f"this rank has {query.shape[2]} tokens"
         raise ValueError(f"{tokens}; a zig-zag share is two equal chunks: choose an even number")
     if key.shape[1] != query.shape[1]:
         heads = f"query has {query.shape[1]} heads and key {key.shape[1]}"
         raise ValueError(f"{heads}; repeat those of key and value until there are as many")
+    if query.dtype not in (torch.float32, torch.float64):
+        raise ValueError(f"query is {query.dtype}; the ring needs float32 or float64")
+    if query.stride(3) != 1:  # the kernel reads what follows in memory; `torch.stack` makes key and value so
+        query = query.contiguous()
     mixed: Tensor = _RingAttention.apply(query, key, value, communicator, zig_zag)
     return mixed
+
+
+def _check(query: Tensor, key: Tensor, value: Tensor, is_causal: bool) -> None:
+    """Refuse what neither way can mix; the kernel of the ring would read, or divide, by what is not there."""
+    if not is_causal:
+        raise ValueError(f"is_causal is {is_causal}; each token looks at those up to it here: pass True")
+    if query.dim() != 4 or not query.numel():
+        axes = "(batch, heads, own tokens, head width), each at least 1"
+        raise ValueError(f"query has the shape {tuple(query.shape)}; it must be {axes}")
+    right = query.shape[0], max(1, key.shape[1]) if key.dim() == 4 else query.shape[1], *query.shape[2:]
+    for name, tensor in (("key", key), ("value", value)):
+        if tensor.shape != right or tensor.dtype != query.dtype:
+            given = f"{name} is {tensor.dtype} of shape {tuple(tensor.shape)}"
+            raise ValueError(f"{given}; beside this query it must be {query.dtype} of shape {right}")
 
 
 class _RingAttention(torch.autograd.Function):
@@ -174,39 +197,28 @@ def ulysses_attention(
     value may have fewer heads than the query, each of which then serves several (grouped-query attention).
 
     Raises:
-        ValueError: if the mask is not causal, or ranks do not divide the heads of query or key.
+        ValueError: if the mask is not causal, the three differ in more than heads, or the ranks do not divide the heads
+            of query or key, or those of the key the query's.
     """
-    _refuse_masks(is_causal)
+    _check(query, key, value, is_causal)
     for name, tensor in (("query", query), ("key", key)):
         if tensor.shape[1] % communicator.size:
             dealt = f"Ulysses deals out whole heads, and {communicator.size} ranks do not divide them"
             raise ValueError(f"{name} has {tensor.shape[1]} heads; {dealt}: take fewer ranks, or the ring")
+    if query.shape[1] % key.shape[1]:
+        heads = f"query has {query.shape[1]} heads and key {key.shape[1]}"
+        raise ValueError(f"{heads}; each of the key's must serve equally many of the query's")
     grouped = key.shape[1] != query.shape[1]
-    query, key, value = (_Exchanged.apply(each, communicator, 1, 2) for each in (query, key, value))
+    query, key, value = (_exchanged(each, communicator, 1, 2) for each in (query, key, value))
     mixed = functional.scaled_dot_product_attention(query, key, value, is_causal=True, enable_gqa=grouped)
-    tokens: Tensor = _Exchanged.apply(mixed, communicator, 2, 1)
-    return tokens
+    return _exchanged(mixed, communicator, 2, 1)
 
 
-class _Exchanged(torch.autograd.Function):
-    """An all-to-all that cuts one dimension and completes another; backward the other way round."""
-
-    @staticmethod
-    def forward(ctx: Any, x: Tensor, communicator: Communicator, cut: int, completed: int) -> Tensor:
-        ctx.back = communicator, completed, cut
-        outgoing = [part.contiguous() for part in x.chunk(communicator.size, dim=cut)]
-        incoming = [torch.empty_like(part) for part in outgoing]
-        direct_all_to_all(communicator, outgoing, incoming)
-        return torch.cat(incoming, dim=completed)
-
-    @staticmethod
-    def backward(ctx: Any, *gradients: Tensor) -> Any:
-        return _Exchanged.apply(gradients[0], *ctx.back), None, None, None
-
-
-def _refuse_masks(is_causal: bool) -> None:
-    if not is_causal:
-        raise ValueError(f"is_causal is {is_causal}; each token looks at those up to it here: pass True")
+def _exchanged(x: Tensor, communicator: Communicator, cut: int, completed: int) -> Tensor:
+    """`x` after an all-to-all that cuts one dimension and completes another."""
+    ranks, share = communicator.size, [len(x)] * communicator.size
+    arrived = exchange_rows(torch.cat(x.chunk(ranks, dim=cut)), share, share, communicator)
+    return torch.cat(arrived.chunk(ranks), dim=completed)
 
 
 def cut_context(
@@ -214,27 +226,39 @@ def cut_context(
 ) -> Tensor:
     """Let every Attention of a GPT, or of a stage of it, work on this rank's tokens of sequences of `length`, in place.
 
-    The embedding gets to know where these tokens stand. Feed `tokens[:, own]`, `own` being what is returned. The
-    gradients of all weights are then this rank's part of a sum over the ranks of `communicator`, if the loss of each is
-    its part of a sum too: a mean over own tokens must be divided by the number of ranks.
+    The embedding gets to know where these tokens stand. Feed `tokens[:, own]`, `own` being what is returned; other
+    tokens, as many, give a wrong loss without an error. With the loss of each rank the mean over its own tokens, the
+    gradient of the whole sequence's is the mean over the ranks of `communicator` (`mesh.synchronise`).
+
+    For whole sequences again, as in an evaluation on one rank, set each Attention's `core` to `gpt.causal_attention`
+    and the embedding's `places` to None.
 
     Returns:
         The own tokens' places: zig-zag for a ring, in one piece for Ulysses.
 
     Raises:
-        ValueError: if `own_tokens` has no equal chunks, or the model has fewer places than `length`.
+        ValueError: if `how` is neither, `own_tokens` has no equal chunks, there is no Attention, or the embedding, if
+            it is in `model`, has fewer places than `length`.
     """
+    ways: dict[str, Callable[..., Tensor]] = {"ring": ring_attention, "ulysses": ulysses_attention}
+    if how not in ways:
+        raise ValueError(f"how is {how!r}; it must be one of {', '.join(ways)}")
     own = own_tokens(length, communicator.rank, communicator.size, zig_zag=how == "ring")
+    layers = [layer for layer in model.modules() if isinstance(layer, Attention)]
+    if not layers:
+        advice = "in another model's attention call ring_attention, its positions being own_tokens"
+        raise ValueError(f"the model has no parallel.gpt.Attention; {advice}")
     for module in model.modules():
-        if isinstance(module, Attention):
-            attention = ring_attention if how == "ring" else ulysses_attention
-            module.core = partial(attention, communicator=communicator)
-        elif isinstance(module, Embedding | VocabularyParallelEmbedding):
+        if isinstance(module, Embedding | VocabularyParallelEmbedding):
             position = module.position
             places = len(position.weight if isinstance(position, nn.Embedding) else position)
             if length > places:
-                raise ValueError(f"length is {length}; the model has positions for {places} tokens")
+                raise ValueError(
+                    f"the sequence's length is {length}; the model has positions for {places} tokens"
+                )
             module.places = own
+    for layer in layers:
+        layer.core = partial(ways[how], communicator=communicator)
     return own
 
 
