@@ -7,7 +7,9 @@
 | `fully_sharded` | the gradients and the parameters, too: ZeRO-2 and -3, as FSDP2 |
 | `tensor` | every layer, between ranks that work on the same batch: Megatron's cuts, sequence parallelism |
 | `schedule`, `pipeline`, `deferred` | the layers, into stages that microbatches go through: from GPipe to ZBV |
-| `mesh` | all of these at once: data × tensor × pipeline |
+| `context` | the tokens of each sequence: ring attention, Ulysses |
+| `experts` | the MLPs of which a token uses a few: it goes where these are |
+| `mesh` | all of these at once: data × tensor × pipeline × context, experts across data × context |
 
 All of them speak through a `comm.Communicator`, so every byte is counted.
 """
