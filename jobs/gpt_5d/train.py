@@ -67,6 +67,15 @@ def arguments() -> argparse.Namespace:
 def plan(options: argparse.Namespace, workers: int) -> tuple[GPTSizes, Schedule]:
     """The model's sizes and each pipeline's schedule; ends the script where they, or the mesh, cannot be."""
     given, is_ring = options, options.attention == "ring"
+    for name, default, needed in (
+        ("top_k", 2, "experts"),
+        ("expert_parallel", 1, "experts"),
+        ("balance", 0.01, "experts"),
+        ("attention", "ring", "context"),
+    ):
+        if getattr(given, name) != default and getattr(given, needed) == {"experts": 0, "context": 1}[needed]:
+            right = f"without {needed} it must be {default}, since it does nothing"
+            sys.exit(f"{name.replace('_', '-')} is {getattr(given, name)}; {right}")
     for name in ("steps", "batch_size"):
         if getattr(given, name) < 1:
             sys.exit(f"{name.replace('_', '-')} is {getattr(given, name)}; it must be at least 1")
@@ -80,19 +89,22 @@ def plan(options: argparse.Namespace, workers: int) -> tuple[GPTSizes, Schedule]
         with torch.device("meta"):
             GPT(sizes)
         schedule = schedule_of(given.schedule, given.pipeline, given.microbatches, given.chunks)
-        sizes.check_cut(given.tensor, schedule.stages, bool(given.sequence_parallel))
+        sizes.check_cut(given.tensor, schedule.stages)
         own_tokens(given.sequence, 0, given.context, is_ring)
     except ValueError as error:
         sys.exit(str(error))
-    microbatches = f"{given.data} replicas of {given.microbatches} microbatches"
-    dealt = 1 if is_ring else given.tensor * given.context
+    microbatches, shares = given.data * given.microbatches, given.tensor * given.context
+    dealt, cut = 1 if is_ring else shares, shares if given.sequence_parallel else 1
     for name, number, divisor, who in (
-        ("batch-size", given.batch_size, given.data * given.microbatches, microbatches),
+        ("batch-size", given.batch_size, microbatches, f"data × microbatches, {microbatches},"),
         ("experts", given.experts, given.expert_parallel, f"{given.expert_parallel} ranks that share them"),
         ("heads", sizes.heads, dealt, f"Ulysses deals them out to tensor × context, {dealt} ranks, which"),
+        ("sequence", given.sequence, cut, f"tensor × context, {cut}, with sequence-parallel"),
     ):
         if number % divisor:
             sys.exit(f"{name} is {number}; {who} must divide it")
+    if given.sequence >= (tokens := len(manual())):
+        sys.exit(f"sequence is {given.sequence}; it must be below {tokens}, the tokens of the text")
     if given.experts and given.sequence_parallel:
         sys.exit("sequence-parallel is 1; with experts it must be 0")
     if given.experts and given.check and given.balance and given.expert_parallel % given.context:
@@ -199,11 +211,10 @@ def train(
         values = {
             "step_seconds": time.perf_counter() - start,
             "bytes_sent": float(communicator.traffic.bytes_sent.sum()),
-            **{
-                f"{name}_bytes": float(each.traffic.bytes_sent.sum())
-                for name, each in groups._asdict().items()
-            },
         }
+        # By group: `replicas_bytes` are those of the mean over data × context, which is one ring.
+        sent = {f"{name}_bytes": each.traffic.bytes_sent.sum() for name, each in groups._asdict().items()}
+        values |= {name: float(nbytes) for name, nbytes in sent.items() if nbytes}
         if options.clip_norm:
             values["gradient_norm"] = norm
         if last in stages:

@@ -1,7 +1,5 @@
 """The GPT job trains between real processes: loss, clipped gradients and norm are those of one process, to 1e-12."""
 
-import math
-
 import pytest
 from launching import launched
 
@@ -32,51 +30,41 @@ def trained(workers, **arguments):
     return run
 
 
-def bytes_of_a_step(run):
-    """Bytes that each rank has sent in the last step."""
-    return run.metrics.dropna(subset=["bytes_sent"]).groupby("rank")["bytes_sent"].last().tolist()
-
-
-@pytest.mark.parametrize(("workers", "sequence_parallel"), [(3, 0), (2, 1)])
-def test_tensor_parallel_training_equals_one_process(workers, sequence_parallel):
-    run = trained(workers, tensor=workers, microbatches=1, clip_norm=0, sequence_parallel=sequence_parallel)
-    nbytes, cut = TOKENS * SIZES.width * 8, bool(sequence_parallel)
-    expected = SIZES.layers * block_bytes_sent(workers, nbytes, cut)
-    expected += ends_bytes_sent(workers, nbytes, 2 * TOKENS, cut)  # float64 is two float32
-    if sequence_parallel:  # gradients of what every rank has whole: norms, positions, biases behind sums
-        numbers = (6 * SIZES.layers + 2 + SIZES.sequence) * SIZES.width
-        expected += ring_bytes_sent(workers, 8 * numbers)
-    assert bytes_of_a_step(run) == [expected] * workers
-
-
-@pytest.mark.parametrize(("workers", "schedule", "chunks"), [(2, "interleaved", 2), (3, "one_f_one_b", 1)])
-def test_pipeline_training_equals_one_process(workers, schedule, chunks):
-    run = trained(workers, pipeline=workers, schedule=schedule, chunks=chunks, microbatches=4, clip_norm=0)
-    nbytes = TOKENS // 4 * SIZES.width * 8
-    messages = [2 * chunks - (rank == 0) - (rank == workers - 1) for rank in range(workers)]
-    expected = [4 * nbytes * count for count in messages]
-    assert bytes_of_a_step(run) == expected
-
-
 @pytest.mark.parametrize(
     "shape",
     [
+        {"pipeline": 3, "microbatches": 4, "clip_norm": 0},
         {"tensor": 2, "pipeline": 2, "sequence_parallel": 1, "schedule": "interleaved", "chunks": 2},
-        {"tensor": 2, "pipeline": 2, "context": 2, "experts": 4, "expert_parallel": 2},
+        {"tensor": 3, "context": 2, "attention": "ulysses", "experts": 6, "expert_parallel": 2},
+        {"data": 2, "tensor": 2, "context": 2, "experts": 4, "expert_parallel": 2},
         {"data": 2, "pipeline": 2, "context": 2, "experts": 4, "expert_parallel": 4, "schedule": "zbv"},
-        {"data": 2, "tensor": 2, "pipeline": 2, "context": 2, "experts": 4, "expert_parallel": 2},
-        {"data": 1, "tensor": 3, "context": 2, "attention": "ulysses", "experts": 6, "expert_parallel": 2},
     ],
     ids=str,
 )
-def test_directions_together_equal_one_process(shape):
-    directions = {name: shape.get(name, 1) for name in ("data", "tensor", "pipeline", "context")}
-    run = trained(math.prod(directions.values()), **shape)
-    assert run.metrics["norm_error"].count() == run.metrics["gradient_error"].count()
-    assert run.metrics["norm_error"].max() < 1e-12
-    assert run.metrics["gradient_norm"].min() > 1  # so all gradients were clipped
+def test_directions_together_equal_one_process_and_groups_send_what_the_formula_says(shape):
+    data, tensor, pipeline, context, experts = (
+        shape.get(name, 1) for name in ("data", "tensor", "pipeline", "context", "expert_parallel")
+    )
+    run = trained(data * tensor * pipeline * context, **shape)
+    if shape.get("clip_norm") != 0:
+        assert run.metrics["norm_error"].count() == run.metrics["gradient_error"].count()
+        assert run.metrics["norm_error"].max() < 1e-12
+        assert run.metrics["gradient_norm"].min() > 1  # so all gradients were clipped
     sent = run.metrics.dropna(subset=["bytes_sent"])
-    groups = [name for name in sent.columns if name.endswith("_bytes")]
-    assert (sent[groups].sum(axis=1) == sent["bytes_sent"]).all()
-    for name, size in (*directions.items(), ("experts", shape.get("expert_parallel", 1))):
-        assert name == "data" or bool(sent[f"{name}_bytes"].sum()) == (size > 1)
+    groups = {name for name in sent.columns if name.endswith("_bytes")}
+    assert (sent[[*groups]].sum(axis=1) == sent["bytes_sent"]).all()
+    sizes = {"tensor": tensor, "pipeline": pipeline, "context": context, "experts": experts}
+    sizes |= {"replicas": data * context, "expert_replicas": data * context // experts * ("experts" in shape)}
+    assert groups == {f"{name}_bytes" for name, size in sizes.items() if size > 1}
+    if "experts" in shape:
+        return
+    # Of all ranks; three ranks of a pipeline do not clip, two times two do, by a number over each group.
+    total, nbytes, clipped = sent.groupby("rank").last().sum(), TOKENS * SIZES.width * 8, tensor > 1
+    links = pipeline * shape.get("chunks", 1) - 1
+    assert total["pipeline_bytes"] == 2 * links * nbytes + clipped * tensor * 2 * (pipeline - 1) * 8
+    if tensor > 1:  # with sequence parallelism
+        expected = SIZES.layers * block_bytes_sent(tensor, nbytes, True)
+        expected += ends_bytes_sent(tensor, nbytes, 2 * TOKENS, True)  # float64 is two float32
+        # Gradients of what every rank has whole: norms, positions, biases behind sums.
+        expected += ring_bytes_sent(tensor, 8 * (6 * SIZES.layers + 2 + SIZES.sequence) * SIZES.width)
+        assert total["tensor_bytes"] == tensor * expected + pipeline * 2 * (tensor - 1) * 8

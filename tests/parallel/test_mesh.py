@@ -24,7 +24,7 @@ DIRECTIONS = ("data", "tensor", "pipeline", "context", "experts")
 # data, tensor, pipeline, context, experts
 SHAPES = [
     (1, 1, 1, 1, 1),
-    (2, 2, 2, 1, 1),
+    (2, 2, 2, 2, 2),
     (3, 1, 2, 1, 3),
     (1, 3, 3, 1, 1),
     (2, 3, 1, 2, 4),
