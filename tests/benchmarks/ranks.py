@@ -1,7 +1,7 @@
 """One rank of the benchmarks of communication: ours and PyTorch's in turn, in the same processes.
 
-Reports, sample by sample, the seconds of `ours` and `theirs`, or GB of memory. Both have the same model, values and
-batches.
+Reports, sample by sample, the milliseconds of `ours` and `theirs`, or what a case gives in a unit of its own. Both have
+the same model, values and batches.
 """
 
 import argparse
@@ -70,9 +70,9 @@ def main() -> None:
         ways = {"ours": ours, "theirs": theirs}
         for sample in range(-2, options.samples):  # two to settle
             order = ways if sample % 2 else reversed(ways)
-            seconds = {way: seconds_of(ways[way], communicator, options.calls) for way in order}
+            values = {way: value_of(ways[way], communicator, options.calls) for way in order}
             if sample >= 0 and here.rank == 0:
-                place.report(step=sample, **seconds)
+                place.report(step=sample, **values)
         communicator.barrier()
         if isinstance(model := getattr(ours, "model", None), OverlappedDataParallel | FullySharded):
             model.close()
@@ -81,15 +81,15 @@ def main() -> None:
     dist.destroy_process_group()
 
 
-def seconds_of(step: Step, communicator: Communicator, calls: int) -> float:
-    """The median of `calls` calls, which all ranks begin together, or of what they return; the mean of the ranks."""
-    seconds = []
+def value_of(step: Step, communicator: Communicator, calls: int) -> float:
+    """Milliseconds of a step, or what it returns: the median of `calls` begun together, the mean of ranks."""
+    values = []
     for _ in range(calls):
         communicator.barrier()
         started = time.perf_counter()
         returned = step()
-        seconds.append(time.perf_counter() - started if returned is None else returned)
-    mean = np.array([statistics.median(seconds)])
+        values.append(1000 * (time.perf_counter() - started) if returned is None else returned)
+    mean = np.array([statistics.median(values)])
     ring_all_reduce(communicator, mean, "mean")
     return float(mean[0])
 
@@ -196,7 +196,7 @@ def sharded(communicator: Communicator, width: int) -> tuple[Step, Step]:
 
 
 def sharded_memory(communicator: Communicator, width: int) -> tuple[Step, Step]:
-    """By how many GB the process grows at most, with two steps of a GPT that did not exist before."""
+    """By how many MB the process grows at most, with two steps of a GPT that did not exist before."""
     for option, value in ((-3, 65536), (-1, 65536), (-8, 1)):
         ctypes.CDLL(None).mallopt(option, value)  # give freed memory back at once
 
@@ -213,15 +213,15 @@ def sharded_memory(communicator: Communicator, width: int) -> tuple[Step, Step]:
         step()
         if is_ours:
             step.model.close()
-        return held / 1e9 + resident("VmHWM") - before
+        return held / 1e6 + resident("VmHWM") - before
 
     return partial(peak, True), partial(peak, False)
 
 
 def resident(what: str) -> float:
-    """GB of memory, at present (VmRSS) or at most (VmHWM)."""
+    """MB of memory, at present (VmRSS) or at most (VmHWM)."""
     lines = Path("/proc/self/status").read_text().splitlines()
-    return next(int(line.split()[1]) for line in lines if line.startswith(what)) * 1024 / 1e9
+    return next(int(line.split()[1]) for line in lines if line.startswith(what)) * 1024 / 1e6
 
 
 def pipeline(name: str, theirs: type[Any], communicator: Communicator, _: int) -> tuple[Step, Step]:
@@ -266,7 +266,7 @@ def pipeline(name: str, theirs: type[Any], communicator: Communicator, _: int) -
 
 
 def working_share(name: str, other: str, communicator: Communicator, _: int) -> tuple[Step, Step]:
-    """Per cent / 1000 of the ranks' time in which they run a pass, on emulated devices: measured, twice.
+    """Per cent of the ranks' time in which they run a pass, on emulated devices: measured, twice.
 
     Without an `other` schedule the second is what is predicted.
     """
@@ -280,10 +280,10 @@ def working_share(name: str, other: str, communicator: Communicator, _: int) -> 
         timeline = run(plan, stages, communicator, message.shape, message.dtype)
         ends = np.array([-timeline[0].start, timeline[-1].end])
         ring_all_reduce(communicator, ends, "max")
-        return sum(timed.end - timed.start for timed in timeline) / float(ends.sum()) / 10
+        return 100 * sum(timed.end - timed.start for timed in timeline) / float(ends.sum())
 
     def predicted() -> float:
-        return (1 - bubble(predict(schedule_of(name, communicator.size, MICROBATCHES), 1, 2))) / 10
+        return 100 * (1 - bubble(predict(schedule_of(name, communicator.size, MICROBATCHES), 1, 2)))
 
     return partial(measured, name), partial(measured, other) if other else predicted
 
@@ -308,7 +308,7 @@ def tensor_parallel(communicator: Communicator, _: int) -> tuple[Step, Step]:
 
 
 def attention(how: str, what: str, communicator: Communicator, length: int) -> tuple[Step, Step]:
-    """Forward and backward: a thousandth of the kernel's bytes and the formula's, or of the error in 1e-12 and of 1."""
+    """Forward and backward: the kernel's bytes and the formula's, or the error in 1e-12 and 1."""
     ways = {
         "ring": (context.ring_attention, context.ring_attention_bytes_sent),
         "ulysses": (context.ulysses_attention, context.ulysses_bytes_sent),
@@ -327,13 +327,13 @@ def attention(how: str, what: str, communicator: Communicator, length: int) -> t
             mixed = attend(*mine, communicator)
             mixed.backward(gradient[:, :, own])
         if what == "bytes":
-            return counted.sent / 1000
+            return counted.sent
         got = mixed.detach(), *(each.grad for each in mine)
         pairs = zip(got, right, strict=True)
         errors = [(one - other[:, :, own]).abs().max() / other.abs().max() for one, other in pairs]
-        return 1e9 * float(max(errors))
+        return 1e12 * float(max(errors))
 
-    return ours, lambda: formula(size, whole[1].nbytes // size) / 1000 if what == "bytes" else 0.001
+    return ours, lambda: formula(size, whole[1].nbytes // size) if what == "bytes" else 1.0
 
 
 def experts_layer(what: str, communicator: Communicator, tokens: int) -> tuple[Step, Step]:
@@ -358,13 +358,13 @@ def experts_layer(what: str, communicator: Communicator, tokens: int) -> tuple[S
             got = part(mine)
             got.sin().sum().backward()
         if what == "bytes":
-            return counted.sent / 1000
+            return counted.sent
         pairs = (got, right), (mine.grad, gradient)
         errors = [(one - other.split(counts)[rank]).abs().max() / other.abs().max() for one, other in pairs]
-        return 1e9 * float(max(errors))
+        return 1e12 * float(max(errors))
 
-    formula = experts.expert_bytes_sent(loads, 8 * width)[rank].item() / 1000
-    return ours, lambda: formula if what == "bytes" else 0.001
+    formula = experts.expert_bytes_sent(loads, 8 * width)[rank].item()
+    return ours, lambda: formula if what == "bytes" else 1.0
 
 
 CASES: dict[str, Callable[[Communicator, int], tuple[Step, Step]]] = {
