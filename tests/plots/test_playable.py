@@ -219,9 +219,9 @@ def test_cuts_send_the_bytes_of_closed_forms_for_the_flop_of_a_block(ranks, widt
         "ring": context.ring_attention_bytes_sent(ranks, keys),
         "Ulysses": of_query + of_keys,
         "experts": experts.expert_bytes_sent(rows, 2 * width)[0].item() - 8 * ranks * (ranks - 1),
-        "pipeline": 2 * activation / (width / 128 / ranks),  # of one layer of a stage
+        "pipeline": 2 * activation / (16 / ranks),  # of one layer of a stage
     }
-    settings = {"s": tokens, "h": width, "g": grouped, "k": k, "W": 50}
+    settings = {"s": tokens, "h": width, "g": grouped, "k": k, "L": 16, "W": 50}
     for cut, nbytes in sent.items():
         of_rank = flop if cut == "pipeline" else flop / ranks
         row = calculated(CUTS["transform"], settings, cut=cut, N=ranks)
@@ -229,8 +229,8 @@ def test_cuts_send_the_bytes_of_closed_forms_for_the_flop_of_a_block(ranks, widt
 
 
 def test_cuts_are_those_of_large_models_of_today():
-    llama = {"s": 131_072, "h": 16_384, "g": 16, "k": 1}
-    deepseek = {"s": 4096, "h": 7168, "g": 1, "k": 8}
+    llama = {"s": 131_072, "h": 16_384, "g": 16, "k": 1, "L": 126}
+    deepseek = {"s": 4096, "h": 7168, "g": 1, "k": 8, "L": 61}
     for settings, cut, ranks, link, expected in (
         (llama, "tensor", 8, 450, 0.13),
         (llama, "tensor", 8, 50, 1.1),

@@ -21,6 +21,7 @@ Spans = Sequence[Sequence[tuple[float, float]]]  # by rank and step, seconds at 
 # What balances a router, the same in every figure.
 BALANCING = {"nothing": "#882255", "loss": "#0072B2", "bias": "#117733"}
 WORDS = {"nothing": "no balancing", "loss": "balancing loss", "bias": "bias"}
+DASHES = "-", (0, (4, 2))  # of a way's first strength, and of its second
 LAST = 20  # steps, of which a training's end is the mean
 Trainings = Sequence[Mapping[str, tuple[np.ndarray, np.ndarray]]]
 
@@ -50,6 +51,7 @@ def causal_ring(
     }
     for row, name in zip(grid, shares, strict=True):
         _pairs(row[0], shares[name])
+        row[0].set_xlabel("keys")
         busy = sum(end - start for rank in spans[name] for start, end in rank)
         idle = 1 - busy / (size * took[name])
         row[1].set_title(f"{name}: {100 * idle:.0f} % idle", fontsize=10, loc="left", pad=3)
@@ -66,7 +68,6 @@ def causal_ring(
         style.unit_axis(row[1].xaxis, "s")
         row[1].set_ylabel("rank")
     grid[-1, 1].set_xlabel("time")
-    grid[-1, 0].set_xlabel("keys")
     (first, seconds), *others = took.items()
     finding = f"{first} shares: {seconds:.2f} s, predicted {predicted[first]:.2f} s"
     for name, less in others:
@@ -94,38 +95,28 @@ def _pairs(axes: Axes, shares: Sequence[Sequence[int]]) -> None:
     axes.grid(visible=False)
 
 
-def all_to_all_by_ranks(
-    nbytes: int, link: Link, clock: Mapping[str, Mapping[int, float]], detail: str
-) -> Figure:
+def all_to_all_by_ranks(nbytes: int, link: Link, clock: Mapping[int, float], detail: str) -> Figure:
     """Seconds of an all-to-all and of a ring all-reduce of `nbytes` a rank by closed form; points of the `clock`.
 
-    `clock` has simulated seconds by number of ranks, of the all-to-all "direct" and by "Bruck".
+    `clock` has simulated seconds of the all-to-all by number of ranks.
     """
     ranks, hop = np.arange(2, 1025), (link.latency_seconds, link.bandwidth_bytes_per_second)
-    _, axes = style.figure(7.6, 4.2)
-    style.theory(
-        axes,
-        ranks,
-        [ring_seconds(int(size), nbytes, *hop) for size in ranks],
-        "ring\nall-reduce",
-        colour="ring",
-    )
-    direct, bruck = style.MUTED[2], style.MUTED[1]
-    seconds = [all_to_all_seconds(int(size), nbytes, *hop) for size in ranks]
-    style.theory(axes, ranks, seconds, "all-to-all,\ndirect", colour=direct)
-    style.measured(axes, [*clock["direct"]], [*clock["direct"].values()], colour=direct)
-    style.measured(
-        axes, [*clock["Bruck"]], [*clock["Bruck"].values()], "all-to-all,\nBruck", colour=bruck, marker="s"
-    )
+    _, axes = style.figure(7.6, 3.8)
+    for seconds_of, words, colour in (
+        (ring_seconds, "ring\nall-reduce", "ring"),
+        (all_to_all_seconds, "all-to-all", style.MUTED[2]),
+    ):
+        seconds = [seconds_of(int(size), nbytes, *hop) for size in ranks]
+        style.theory(axes, ranks, seconds, words, colour=colour)
+    style.measured(axes, [*clock], [*clock.values()], colour=style.MUTED[2])
     axes.set(yscale="log", xlabel="ranks", ylabel="time")
-    style.power_axis(axes, [2, 4, 16, 64, 256, 1024])
+    style.power_axis(axes, [2, 4, 16, 64, 256, 1000])
     style.log_ticks(axes.yaxis)
     style.unit_axis(axes.yaxis, "s")
     axes.yaxis.set_minor_formatter(NullFormatter())
     most = nbytes / link.latency_seconds / link.bandwidth_bytes_per_second
-    return style.finish(
-        axes, f"Beyond {most:.0f} ranks an all-to-all pays more for latency than for bytes", detail
-    )
+    finding = f"One message after another: beyond {most:.0f} ranks latency costs more than bytes"
+    return style.finish(axes, finding, detail)
 
 
 class SkewedStep(NamedTuple):
@@ -164,35 +155,39 @@ def skewed_steps(steps: Sequence[Sequence[float]]) -> Figure:
     style.percent_axis(axes.xaxis)
     style.unit_axis(axes.yaxis, "s")
     first, last = rows[0], rows[-1]
-    off = max(abs(row.measured / (row.exchanges + row.compute) - 1) for row in rows)
     times, most = last.measured / first.measured, 100 * last.share
-    detail = f"points: measured, at most {100 * off:.0f} % off the prediction; the first without a favourite"
+    detail = "points: measured, the first without a favourite"
     return style.finish(
         axes, f"With {most:.0f} % on one expert a step takes {times:.1f} times as long", detail
     )
 
 
 def balance(trainings: Trainings) -> Figure:
-    """Load of the busiest expert by step, by what balances the router; the title and what is below it are of the end.
+    """Load of the busiest expert by step, by what balances the router and how strongly; the title is of the end.
 
     Args:
-        trainings: by seed, and by key of BALANCING: losses (steps,) and loads (steps, layers, experts).
+        trainings: by seed, and by way: losses (steps,) and loads (steps, layers, experts). A way is a key of
+            BALANCING, with its strength if it has one: "nothing", "loss 0.01".
     """
-    _, axes = style.figure(7.8, 3.8)
-    loads, losses = {}, []
-    for way in trainings[0]:
-        runs = [seed[way] for seed in trainings]
-        busiest = np.array([(load.max(-1) / load.mean(-1)).mean(-1) for _, load in runs])
-        steps = range(1, busiest.shape[1] + 1)
-        band = style.tint(BALANCING[way], 0.25)
-        axes.fill_between(steps, busiest.min(0), busiest.max(0), color=band, linewidth=0, alpha=0.5)
-        style.theory(axes, steps, busiest.mean(0), WORDS[way], colour=BALANCING[way], linewidth=2)
-        loads[WORDS[way]] = busiest[:, -LAST:].mean()
-        losses.append([loss[-LAST:].mean() for loss, _ in runs])
-    axes.axhline(1, color=style.QUIET, linewidth=1, linestyle=(0, (4, 2)))
-    axes.set(xlabel="step", ylabel="busiest expert / mean load", ylim=(0, None))
-    means = ", ".join(f"{words} {load:.1f}" for words, load in loads.items())
-    of_way, of_seed = np.ptp(np.mean(losses, axis=1)), np.ptp(np.mean(losses, axis=0))
-    detail = f"lines: mean of {len(trainings)} seeds, bands: from the least to the most"
-    detail += f"; losses: ways differ by {of_way:.3f} nats, seeds by {of_seed:.3f}"
-    return style.finish(axes, f"Times the mean load: {means}", detail)
+    ways = {kind: [way for way in trainings[0] if way.split()[0] == kind] for kind in BALANCING}
+    _, panels = style.panels(
+        [WORDS[kind] for kind in ("loss", "bias")], 9.6, 3.7, sharey=True, layout="constrained"
+    )
+    ends = {}
+    for axes, kind in zip(panels, ("loss", "bias"), strict=True):
+        for way, dashes in zip(ways["nothing"] + ways[kind], (DASHES[0], *DASHES[::-1]), strict=True):
+            loads = [seed[way][1] for seed in trainings]
+            busiest = np.array([(load.max(-1) / load.mean(-1)).mean(-1) for load in loads])
+            colour, words = BALANCING[way.split()[0]], way.split()[-1]
+            steps = range(1, busiest.shape[1] + 1)
+            axes.fill_between(steps, busiest.min(0), busiest.max(0), color=colour, linewidth=0, alpha=0.15)
+            style.theory(axes, steps, busiest.mean(0), words, colour=colour, linewidth=2, linestyle=dashes)
+            ends[way] = busiest[:, -LAST:].mean()
+        axes.axhline(1, color=style.QUIET, linewidth=1, linestyle=(0, (1, 2)))
+        axes.set(xlabel="step", ylim=(0, None))
+    panels[0].set_ylabel("busiest expert / mean load")
+    balanced = [load for way, load in ends.items() if way != "nothing"]
+    finding = f"Over the last {LAST} steps the busiest expert has {ends['nothing']:.1f} times the mean load"
+    finding += f", balanced {min(balanced):.1f} to {max(balanced):.1f} times"
+    detail = f"by strength; lines: mean of {len(trainings)} seeds, bands: from the least to the most"
+    return style.finish(panels[0].figure, finding, detail)
