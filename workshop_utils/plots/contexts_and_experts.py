@@ -101,7 +101,7 @@ def all_to_all_by_ranks(nbytes: int, link: Link, clock: Mapping[int, float], det
     `clock` has simulated seconds of the all-to-all by number of ranks.
     """
     ranks, hop = np.arange(2, 1025), (link.latency_seconds, link.bandwidth_bytes_per_second)
-    _, axes = style.figure(7.6, 3.8)
+    _, axes = style.figure(7.0, 3.3)
     for seconds_of, words, colour in (
         (ring_seconds, "ring\nall-reduce", "ring"),
         (all_to_all_seconds, "all-to-all", style.MUTED[2]),
@@ -115,7 +115,7 @@ def all_to_all_by_ranks(nbytes: int, link: Link, clock: Mapping[int, float], det
     style.unit_axis(axes.yaxis, "s")
     axes.yaxis.set_minor_formatter(NullFormatter())
     most = nbytes / link.latency_seconds / link.bandwidth_bytes_per_second
-    finding = f"One message after another: beyond {most:.0f} ranks latency costs more than bytes"
+    finding = f"One message after another: beyond {most:.0f} ranks latency outweighs bytes"
     return style.finish(axes, finding, detail)
 
 
@@ -171,7 +171,7 @@ def balance(trainings: Trainings) -> Figure:
     """
     ways = {kind: [way for way in trainings[0] if way.split()[0] == kind] for kind in BALANCING}
     _, panels = style.panels(
-        [WORDS[kind] for kind in ("loss", "bias")], 9.6, 3.7, sharey=True, layout="constrained"
+        [WORDS[kind] for kind in ("loss", "bias")], 8.2, 3.3, sharey=True, layout="constrained"
     )
     ends = {}
     for axes, kind in zip(panels, ("loss", "bias"), strict=True):
@@ -187,7 +187,7 @@ def balance(trainings: Trainings) -> Figure:
         axes.set(xlabel="step", ylim=(0, None))
     panels[0].set_ylabel("busiest expert / mean load")
     balanced = [load for way, load in ends.items() if way != "nothing"]
-    finding = f"Over the last {LAST} steps the busiest expert has {ends['nothing']:.1f} times the mean load"
-    finding += f", balanced {min(balanced):.1f} to {max(balanced):.1f} times"
+    finding = f"Last {LAST} steps: the busiest expert has {ends['nothing']:.1f} times the mean load"
+    finding += f", balanced {min(balanced):.1f} to {max(balanced):.1f}"
     detail = f"by strength; lines: mean of {len(trainings)} seeds, bands: from the least to the most"
     return style.finish(panels[0].figure, finding, detail)
