@@ -170,7 +170,7 @@ def balance(trainings: Trainings) -> Figure:
             BALANCING, with its strength if it has one: "nothing", "loss 0.01".
     """
     ways = {kind: [way for way in trainings[0] if way.split()[0] == kind] for kind in BALANCING}
-    _, panels = style.panels(
+    drawn, panels = style.panels(
         [WORDS[kind] for kind in ("loss", "bias")], 8.2, 3.3, sharey=True, layout="constrained"
     )
     ends = {}
@@ -190,4 +190,4 @@ def balance(trainings: Trainings) -> Figure:
     finding = f"Last {LAST} steps: the busiest expert has {ends['nothing']:.1f} times the mean load"
     finding += f", balanced {min(balanced):.1f} to {max(balanced):.1f}"
     detail = f"by strength; lines: mean of {len(trainings)} seeds, bands: from the least to the most"
-    return style.finish(panels[0].figure, finding, detail)
+    return style.finish(drawn, finding, detail)
