@@ -91,7 +91,8 @@ def held_bytes(
         )
     ranks = max(len(nbytes) for nbytes in counted.values())
     axes.set_xticks(range(ranks))
-    axes.set(xlabel="rank", ylabel="activations kept at once, at most", ylim=(0, None))
+    axes.set(xlabel="rank", ylabel="activations kept at once, at most", yscale="log")
+    style.log_ticks(axes.yaxis)
     style.unit_axis(axes.yaxis, "B")
     shown = ("gpipe", False), ("one_f_one_b", False), ("gpipe", True)
     most = "Kept at most: GPipe {:.2g} MB, 1F1B {:.2g} MB, GPipe recomputing {:.2g} MB"
@@ -110,7 +111,14 @@ def training(losses: Mapping[str, Sequence[float]], unigram: float) -> Figure:
     for index, (name, series) in enumerate(others):
         shown = slice(index * apart, None, apart * len(others))  # in turn, so that none hides another
         style.measured(
-            axes, steps[shown], series[shown], name, colour=f"worker {index}", marker=style.MARKERS[index]
+            axes,
+            steps[shown],
+            series[shown],
+            name,
+            colour=f"worker {index}",
+            marker=style.MARKERS[index],
+            hollow=True,
+            markersize=4,
         )
     axes.axhline(unigram, color=style.QUIET, linewidth=1, linestyle=(0, (4, 2)))
     words = "bytes' frequencies alone"
@@ -125,10 +133,13 @@ def training(losses: Mapping[str, Sequence[float]], unigram: float) -> Figure:
     )
     axes.set(xlabel="step", ylabel="loss (nats a byte)")
     axes.legend(loc="upper right", fontsize=9)
-    end = float(np.mean(reference[-20:]))
+    last = reference[-20:]
+    end = float(np.mean(last))
     side = "below" if end < unigram else "above"
     finding = f"One curve, however the model is cut; it ends at {end:.2f} nats, {side} {unigram:.2f}"
-    every = f"; points: of each cut, one step in {apart * len(others)}"
+    every = (
+        f"; points: of each cut, one step in {apart * len(others)}; end: mean of the last {len(last)} steps"
+    )
     return style.finish(axes, finding, f"a small GPT reads Python's manual{every}")
 
 
@@ -159,7 +170,7 @@ def bytes_sent(
     more = f"{100 * (sequence / plain - 1):.0f} % more with sequence parallelism"
     finding = f"A rank's traffic grows with N, and is {more}"
     activation = f"an activation, between two blocks, takes {nbytes / 1e3:,.0f} kB"
-    return style.finish(axes, finding, f"points: counted, lines: formulas; {activation}")
+    return style.finish(axes, finding, f"points: counted, to {most} ranks; lines: formulas; {activation}")
 
 
 def exchange_timelines(steps: Mapping[str, tuple[Sequence[Work], float]]) -> Figure:
@@ -192,8 +203,8 @@ def exchange_timelines(steps: Mapping[str, tuple[Sequence[Work], float]]) -> Fig
     grid[-1].set(xlabel="time since the step began", xlim=(0, 1.09 * max(due for _, due in steps.values())))
     style.unit_axis(grid[-1].xaxis, "s")
     (f_before, g_before), (f_after, g_after) = ((1000 * each["f"], 1000 * each["g"]) for each in waited)
-    before, after = f"{f_before:.0f} ms of waiting without overlap", f"{f_after:.0f} ms with it"
-    finding = f"f: {before}, {after}; g: {g_before:.0f} and {g_after:.0f} ms"
+    for_g = f"{g_after:.0f} for g instead of {g_before:.0f}"
+    finding = f"With overlap a rank waits {f_after:.0f} ms for f instead of {f_before:.0f}, and {for_g}"
     products = "products: forward, the input's gradient, the weight's gradient"
     return style.finish(figure, finding, f"{products}; f, g: all-reduces; grey: waiting, in ms")
 
@@ -238,29 +249,34 @@ def tensor_roofline(
 
 
 def bytes_by_tokens(
-    formulas: Mapping[str, Mapping[str, Callable[[float], float]]], counted: Mapping[int, Mapping[str, float]]
+    formulas: Mapping[str, Mapping[str, Callable[[float], float]]],
+    counted: Mapping[int, Mapping[str, float]],
+    sequences: Sequence[int],
 ) -> Figure:
     """Bytes that a rank sends in a step in each direction, by the tokens of its replica's batch, a panel a model.
 
     Args:
         formulas: by model, then by direction, bytes for a number of tokens; "data" does not depend on it.
         counted: by number of tokens, then by direction, the bytes of the first model.
+        sequences: of each model, the tokens of one sequence, where its axis begins.
     """
     figure, grid = style.panels(formulas, 9.2, 3.4)
     leads = []
-    for axes, sent in zip(grid, formulas.values(), strict=True):
+    for axes, sent, sequence in zip(grid, formulas.values(), sequences, strict=True):
         lead = sent["data"](1) / sent["tensor"](1)  # both are one term
-        leads.append(f"{float(f'{lead:.2g}'):,.0f}")
-        tokens = np.geomspace(lead / 30, 70 * lead, 9)
+        seen = lead > sequence
+        leads.append(f"from {float(f'{lead:.2g}'):,.0f} tokens on" if seen else "from one sequence on")
+        tokens = np.geomspace(sequence, 100 * sequence, 9)
         for name, colour in DIRECTIONS.items():
             style.theory(axes, tokens, [sent[name](each) for each in tokens], name, colour=colour)
         axes.set(xscale="log", yscale="log", xlabel="tokens of a replica in a step")
         style.unit_axis(axes.xaxis, "")
         style.unit_axis(axes.yaxis, "B")
-        style.mark(axes, lead)
+        if seen:
+            style.mark(axes, lead)
     for name, colour in DIRECTIONS.items():
         sent_by = [directions[name] for directions in counted.values()]
         style.measured(grid[0], list(counted), sent_by, colour=colour, markersize=7)
     grid[0].set_ylabel("sent by a rank in a step")
-    finding = f"Tensor ranks send most from {leads[0]} tokens on, with the large model from {leads[1]}"
+    finding = f"Tensor ranks send most {leads[0]}, with the large model {leads[1]}"
     return style.finish(figure, finding, "lines: closed forms, points: counted; a rank's mean over stages")
