@@ -27,6 +27,7 @@ from workshop_utils.lessons.checks import (
     one_worker,
     parallelism,
     parameter_server,
+    processes,
     ring,
     tensorflow,
     welcome,
@@ -421,6 +422,12 @@ def choice_by_choice(dist, tokens, chosen, weights, mlps):
 )
 def test_another_right_answer_is_right(check, answer):
     assert check(answer).state == "right"
+
+
+@pytest.mark.processes
+def test_time_that_starting_takes_is_not_held_against_an_answer():
+    with pytest.raises(NotYet, match="not enough to start the ranks"):
+        processes.values_on_ranks("on 2 ranks", 2, lambda _: 0, {}, timeout="0.01s")
 
 
 @pytest.mark.processes

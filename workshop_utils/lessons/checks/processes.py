@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import tempfile
 from collections.abc import Callable, Collection
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -78,13 +80,18 @@ def values_on_ranks(
     Raises:
         Wrong: if a rank fails, or leaves by SystemExit; it begins with `where`.
         Wrong, NotYet: what `program` raises on a rank, on the first that does.
+        NotYet: if time is up before `program` has begun on all ranks.
     """
     failed = None
-    try:
-        judged = {**arguments, "judged": program}
-        values = on_ranks(size, _judged, judged, network, framework, timeout, may_die=may_die).values
-    except RanksFailed as error:
-        failed, values = error, error.results.values
+    with tempfile.TemporaryDirectory() as folder:
+        judged = {**arguments, "judged": program, "begun": folder}
+        try:
+            values = on_ranks(size, _judged, judged, network, framework, timeout, may_die=may_die).values
+        except RanksFailed as error:
+            failed, values = error, error.results.values
+            if "did not end within" in str(error) and len([*Path(folder).iterdir()]) < size:
+                busy = f"{where}: {timeout} were not enough to start the ranks, on a busy machine"
+                raise NotYet(f"{busy}; run this again.") from None
     for value in values:
         if isinstance(value, Wrong | NotYet):
             raise value
@@ -97,8 +104,9 @@ def values_on_ranks(
     return values
 
 
-def _judged(group: Any, judged: Callable[..., Any], **arguments: Any) -> Any:
+def _judged(group: Any, judged: Callable[..., Any], begun: str, **arguments: Any) -> Any:
     """On a rank: what a program returns, or the Wrong or NotYet that it raises, to be raised where it was called."""
+    tempfile.mkstemp(dir=begun)
     try:
         return judged(group, **arguments)
     except (Wrong, NotYet) as verdict:
@@ -166,4 +174,4 @@ def on_two_and_three_ranks(program: Callable[..., Any], answer: Any) -> None:
     for size in (2, 3):
         where = f"on {size} ranks"
         arguments = {"answer": answer, "where": where}
-        values_on_ranks(where, size, program, arguments, framework="torch", timeout="20s")
+        values_on_ranks(where, size, program, arguments, framework="torch")
