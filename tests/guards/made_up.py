@@ -118,13 +118,25 @@ def fetched(
     )
 
 
-def passes(seconds, slow=None, program="emulated", ranks=4, name="one_f_one_b", microbatches=8, chunks=1):
+def passes(
+    seconds,
+    slow=None,
+    program="emulated",
+    ranks=4,
+    name="one_f_one_b",
+    microbatches=8,
+    chunks=1,
+    each_pass=0.1,
+):
     """A run of lesson 08's `emulated`: two steps of so many `seconds`, by each rank's first and last pass."""
     asked = {"name": name, "microbatches": microbatches, "chunks": chunks, "repeats": 2, "slow": slow}
     each = []
     for rank in range(ranks):
         begins, ends = (Pass(kind, 0, rank) for kind in ("forward", "backward"))
-        step = [Timed(rank, begins, 0.01 * rank, 0.1), Timed(rank, ends, 0.2, seconds - 0.01 * rank)]
+        step = [
+            Timed(rank, begins, 0.01 * rank, 0.01 * rank + each_pass),
+            Timed(rank, ends, 0.2, seconds - 0.01 * rank),
+        ]
         each.append(RankResult(rank, (), [step, step], 32, 8, 2 * seconds))
     return Results(tuple(each), None, True, 2.0, program=program, arguments=asked)
 
@@ -148,11 +160,12 @@ def stale(
     return Results(each, None, True, 5.0, program=program, arguments=asked)
 
 
-def balanced(k=2, steps=40, ways=("nothing",), program="balance_runs", network=None, load=(500, 12)):
+def balanced(k=2, steps=40, ways=("nothing",), program="balance_runs", network=None, load=(500, 12), ranks=3):
     """A run of lesson 16's `balance_runs`, in which experts of each layer have the rows of `load`."""
     loads = np.tile(load, (steps, 2, 1))
     each = [
-        RankResult(rank, (), {way: (np.ones(steps), loads) for way in ways}, 0, 8, 9.0) for rank in range(3)
+        RankResult(rank, (), {way: (np.ones(steps), loads) for way in ways}, 0, 8, 9.0)
+        for rank in range(ranks)
     ]
     links = Network.parse(network) if network else None
     asked = {"ways": list(ways), "k": k, "steps": steps}

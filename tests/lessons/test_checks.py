@@ -152,6 +152,7 @@ def mlp_with_a_hook(dist, x, up, down):
         dist.all_reduce(gradient)
         return gradient
 
+    x = x.view_as(x)
     x.register_hook(total)
     own = slice(dist.get_rank(), None, dist.get_world_size())
     hidden = functional.gelu(functional.linear(x, up.weight[own], up.bias[own]))

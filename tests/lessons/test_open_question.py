@@ -216,7 +216,13 @@ def test_what_a_slow_stage_costs_is_the_ratio_of_the_shortest_steps_of_all_ranks
     def steps(slow, *seconds):
         of = {"name": "one_f_one_b", "microbatches": 8, "chunks": 1, "slow": slow}
         ranks = [
-            [[Timed(rank, Pass("forward", 0, rank), rank, rank + each)] for each in seconds]
+            [
+                [
+                    Timed(rank, Pass(kind, 0, rank), end - 0.1, end)
+                    for kind, end in (("forward", rank + 0.1), ("backward", rank + each))
+                ]
+                for each in seconds
+            ]
             for rank in range(4)
         ]
         return run(*ranks, program="emulated", **of)

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import math
+import operator
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
+from itertools import combinations
 from numbers import Integral
 from typing import Any
-from unittest import mock
 
 import numpy as np
 
@@ -19,8 +20,10 @@ from workshop_utils.lessons.checks import (
     explain,
     is_missing,
     listed,
+    mistakes,
     number_of,
     refuse,
+    refuse_any,
     result_of,
 )
 from workshop_utils.lessons.checks.open_question import measured, runs_of
@@ -31,10 +34,12 @@ from workshop_utils.training.tcp_bytes import count_bytes
 
 Answer = Callable[[int, int, int], list[tuple[Kind, int]]]
 
-WIDTH, HIDDEN, ROWS = 40, 96, 50
-MOST_BYTES = 1.15  # of two all-reduces; headers are less than a tenth
-SHAPE = (2, 3)  # of a microbatch's activations
-TOKENS = 24  # of a sequence, which 2 and 3 ranks divide
+RUNS: dict[str, list[Any]] = {"name": ["one_f_one_b"], "microbatches": [8], "chunks": [1]}
+RUNS |= {"slow": [{2: 2}, None]}
+WIDTH, TOKENS = 40, 24  # of the MLP's input; of a sequence, which 2 and 3 ranks divide
+HIDDEN = {2: 96, 3: 72}  # units, by ranks
+MOST_BYTES = 1.15  # of what is needed; headers are less than a tenth
+PIPELINES = (2, "gpipe", 9, (2, 3)), (4, "one_f_one_b", 5, (3, 2)), (1, "gpipe", 2, (2, 3))
 # The first direction runs fastest.
 MESHES: tuple[dict[str, int], ...] = (
     {"tensor": 2, "data": 2, "pipeline": 2},
@@ -52,26 +57,24 @@ def slow_stage(results: Any) -> float:
     `results` are runs of `emulated`, whose ranks return for each step when their passes began and ended; of each kind
     the shortest step counts.
     """
-    right = {"name": "one_f_one_b", "microbatches": 8, "chunks": 1}
-    defaults = {"chunks": 1, "slow": None}
     seconds = {False: math.inf, True: math.inf}  # by whether rank 2 is slow
+    lengths = list[float]()  # of each run, a forward pass of the other ranks
     for run in runs_of(results, "emulated", ranks=4):
-        arguments = {**defaults, **run.arguments}
-        for name, value in right.items():
-            given = arguments.get(name, "not given")
-            refuse(given != value, f"`results` has a run with `{name}` {given}; it must be {value}.")
-        slow = arguments["slow"]
-        refuse(
-            slow not in (None, {2: 2}),
-            f"`results` has a run with `slow` {slow}; it must be {{2: 2}} or None.",
-        )
-        for step in zip(*run.values, strict=True):
-            passes = [timed for of_rank in step for timed in of_rank]
-            took = max(timed.end for timed in passes) - min(timed.start for timed in passes)
-            seconds[bool(slow)] = min(seconds[bool(slow)], took)
+        arguments = {"chunks": 1, "slow": None, **run.arguments}
+        for name, allowed in RUNS.items():
+            given, right = arguments.get(name, "not given"), " or ".join(map(str, allowed))
+            refuse(given not in allowed, f"`results` has a run with `{name}` {given}; it must be {right}.")
+        steps = [[timed for passes in step for timed in passes] for step in zip(*run.values, strict=True)]
+        took = [max(timed.end for timed in step) - min(timed.start for timed in step) for step in steps]
+        seconds[bool(arguments["slow"])] = min(seconds[bool(arguments["slow"])], *took)
+        even = [timed for step in steps for timed in step if timed.rank != 2 and timed.each.kind == "forward"]
+        lengths.append(float(np.median([timed.end - timed.start for timed in even])))
     for slow, each in zip((None, {2: 2}), seconds.values(), strict=True):
         if math.isinf(each):
             raise NotYet(f"`results` has no run with `slow={slow}`, to compare with.")
+    shortest, longest = f"{1000 * min(lengths):.0f}", f"{1000 * max(lengths):.0f}"
+    apart = f"`results` has runs in which a pass of the other ranks takes {shortest} and {longest} ms"
+    refuse(max(lengths) > 1.2 * min(lengths), f"{apart}; compare runs with the same `pass_seconds`.")
     return seconds[True] / seconds[False]
 
 
@@ -85,82 +88,130 @@ def tensor_parallel_mlp(answer: Callable[..., Any]) -> str:
     )
 
 
-def _mlp(dist: Any, answer: Callable[..., Any], where: str) -> bool:
-    """On a rank: `answer`, beside what one process computes."""
+@exercise
+def sequence_parallel_mlp(answer: Callable[..., Any]) -> str:
+    """`answer(region, x, up, down)` is this rank's tokens of down(gelu(up(X))), where `x` is its tokens of X."""
+    on_two_and_three_ranks(partial(_mlp, by_tokens=True), answer)
+    return (
+        "on 2 and on 3 ranks Z and all gradients are those of one process; a rank sends five halves of an all-reduce, "
+        "and of X it keeps its own tokens only."
+    )
+
+
+def _mlp(dist: Any, answer: Callable[..., Any], where: str, by_tokens: bool = False) -> bool:
+    """On a rank: `answer`, beside what one process computes; `by_tokens`, X and Z are cut along the sequence."""
     import torch
     from torch import nn
     from torch.utils.flop_counter import FlopCounterMode
 
-    torch.manual_seed(0)
-    rank, size = dist.get_rank(), dist.get_world_size()
-    up, down = nn.Linear(WIDTH, HIDDEN).double(), nn.Linear(HIDDEN, WIDTH).double()
-    x, gradient = torch.randn(2, 2, ROWS // 2, WIDTH, dtype=torch.float64)  # of 2 sequences
+    from workshop_utils.comm.over_torch import TorchCommunicator
+    from workshop_utils.parallel.gpt import Kept
+    from workshop_utils.parallel.tensor import Region
 
-    reference = partial(_from_units, up, down, x, gradient)
-    expected, right = reference(slice(None))
-    part, part_gradients = reference(slice(rank * HIDDEN // size, (rank + 1) * HIDDEN // size))
-    mine = x.clone().requires_grad_()
-    watch = mock.patch.object(dist, "all_reduce", wraps=dist.all_reduce)
-    flops = FlopCounterMode(display=False)
-    with count_bytes(dist.barrier) as counted, watch as all_reduce, flops:
-        z = answer(dist, mine, up, down)
-        forward = all_reduce.call_count
-        is_tensor = isinstance(z, torch.Tensor) and z.shape == x.shape
-        if is_tensor and z.requires_grad:
-            z.backward(gradient)
-    backward = all_reduce.call_count - forward
-    leaves = mine, *up.parameters(), *down.parameters()
-    got = [torch.zeros_like(each) if each.grad is None else each.grad.clone() for each in leaves]
-    units = int((got[1] != 0).any(dim=1).sum())
-    for each in got[1:4]:  # cut, so that the ranks' parts add up
-        dist.all_reduce(each)
+    torch.manual_seed(0)
+    size, region = dist.get_world_size(), Region(TorchCommunicator(), sequence_parallel=True)
+    hidden, here = HIDDEN[size], f"{where}, rank {dist.get_rank()}: "
+    up, down = nn.Linear(WIDTH, hidden).double(), nn.Linear(hidden, WIDTH).double()
+    x, gradient = torch.randn(2, 2, TOKENS, WIDTH, dtype=torch.float64)  # of 2 sequences
+    units, tokens = region.own(hidden), region.own(TOKENS) if by_tokens else slice(None)
+    reference, half = partial(_from_units, up, down, x), (size - 1) / size * x.nbytes  # of an all-reduce
+    expected, right = reference(gradient, slice(None))
+    part, of_units = reference(gradient, units)
+    by_tanh, _ = reference(gradient, slice(None), approximate="tanh")
+    only_own = torch.zeros_like(gradient)
+    only_own[:, tokens] = gradient[:, tokens]
+    _, of_tokens = reference(only_own, units)
+    mine = x[:, tokens].clone().requires_grad_()
+    kept, flops, stopped = Kept(nn.ModuleList([up, down])), FlopCounterMode(display=False), ""
+    with count_bytes(dist.barrier) as counted, flops:
+        with kept:
+            z = answer(region if by_tokens else dist, mine, up, down)
+        held = kept.now
+        fits = isinstance(z, torch.Tensor) and z.shape == mine.shape
+        if fits:
+            try:  # x is used elsewhere, too, as around a residual connection
+                (z + mine).backward(gradient[:, tokens])
+            except RuntimeError as error:
+                stopped = str(error).splitlines()[0]
     if is_missing(z):
         raise NotYet("your function gave nothing: write it, then run this again.")
+    shape = tuple(z.shape) if isinstance(z, torch.Tensor) else f"a {type(z).__name__}"
+    whose = "of this rank's tokens" if by_tokens else "on every rank"
+    tensor = f"Z is a tensor of shape {tuple(mine.shape)}, {whose}"
+    refuse(not fits, f"{here}your function gave {shape}; {tensor}.")
 
     def close(one: Any, other: Any) -> bool:
         return bool(torch.allclose(one, other, rtol=1e-9, atol=1e-9))
 
-    multiplied = flops.get_total_flops() / (3 * 4 * ROWS * WIDTH * HIDDEN / size)  # backward is twice forward
-    sent = counted.sent / (2 * 2 * (size - 1) / size * x.nbytes)
-    try:
-        shape = tuple(z.shape) if isinstance(z, torch.Tensor) else f"a {type(z).__name__}"
-        tensor = f"Z is a tensor of shape {tuple(x.shape)} on every rank"
-        refuse(not is_tensor, f"your function gave {shape}; {tensor}")
-        added = expected + (size - 1) * down.bias
-        by_tanh, _ = reference(slice(None), approximate="tanh")
-        slips = {
-            "Z is this rank's part only; g must sum the parts of all ranks": part,
-            "every rank adds the bias of `down` before the sum; add it once, behind g": added,
-            "the bias of `down` is missing in Z": expected - down.bias,
-            "every rank computes all of Z before the sum; give each its share of the units": expected * size,
-            "GELU is approximated by tanh here; take it as it was imported": by_tanh,
-        }
-        explain(z.detach(), {sentence: value.detach() for sentence, value in slips.items()})
+    if not close(z, expected[:, tokens]):
+        slips = mistakes(__name__, "mlp").items()
+        of = expected, part, by_tanh, down.bias, size
+        explain(z.detach(), {words: slip(*of)[:, tokens].detach() for words, slip in slips}, where=here)
+        others = any(close(z, each) for each in expected.split(z.shape[1], dim=1))
+        refuse(others, f"{here}these are the tokens of another rank.")
         advice = "does each rank take the same hidden units of `up`, of its bias and of `down`?"
-        refuse(not close(z, expected), f"Z is not that of one process; {advice}")
-        refuse(not close(mine, x), "`x` was changed; work on a copy")
-        share = f"{units} of {HIDDEN} hidden units were computed here; a rank's share is {HIDDEN // size}"
-        refuse(units > HIDDEN / size, share)
-        slices = "slice the weights before you multiply, so that nothing is computed and then dropped"
-        much = f"this rank multiplies {multiplied:.1f} times as much as its share; {slices}"
-        refuse(multiplied > 1.05, much)
-        behind = "behind g every rank has the whole gradient already, so g does nothing backward"
-        refuse(close(got[1], size * right[1]), f"gradients are {size} times too large: {behind}")
-        part_only = "the gradient of `x` is this rank's part only; f must sum it over all ranks, backward"
-        refuse(close(got[0], part_gradients[0]), part_only)
-        bias = f"the gradient of `down.bias` is {size} times too large: add the bias behind g"
-        refuse(close(got[4], size * right[4]), bias)
-        names = "x", "up.weight", "up.bias", "down.weight", "down.bias"
-        for name, one, other in zip(names, got, right, strict=True):
-            has = "is missing here" if not one.any() else "is not that of one process"
-            refuse(not close(one, other), f"Z is right, but the gradient of `{name}` {has}")
-        calls = f"{forward} all-reduces forward and {backward} backward; one and one are enough"
-        refuse(max(forward, backward) > 1, calls)
-        nothing = "gather nothing, only sum"
-        refuse(sent > MOST_BYTES, f"this rank sends {sent:.1f} times the bytes of two all-reduces; {nothing}")
-    except Wrong as wrong:
-        raise Wrong(f"{where}, rank {rank}: {wrong}.") from None
+        raise Wrong(f"{here}Z is not that of one process; {advice}")
+
+    sent = (region.communicator.traffic.bytes_sent.sum() if by_tokens else counted.sent) / half
+    got = [gradient_of(each) for each in (mine, *up.parameters(), *down.parameters())]
+    got[0] -= gradient[:, tokens]  # what came from elsewhere
+    due = right[0][:, tokens], *right[1:]
+    sums = [got[0], *map(region.sum, got[1:])]  # each rank has its units' gradients
+    if not by_tokens or close(
+        got[4], due[4]
+    ):  # by tokens, of this bias its tokens' gradient, or all ranks' sum
+        sums[4] = got[4]
+    many, share = int((got[1] != 0).any(dim=1).sum()), hidden // size
+    times = flops.get_total_flops() / (3 * 4 * 2 * TOKENS * WIDTH * hidden / size)  # backward: twice forward
+    slices = "slice the weights before you multiply, so that nothing is computed and then dropped"
+    conjugate = "backward f must sum over all ranks, and g must not"
+    enough = "four are enough, an all-reduce forward and one backward; gather nothing, only sum"
+    if by_tokens:
+        conjugate = "backward f scatters the sum of all ranks' gradients, and g gathers all tokens' gradients"
+        enough = (
+            "five are enough: a gather and a scattered sum forward, two gathers and a scattered sum backward"
+        )
+    outside = "f sums also what comes back to `x` from elsewhere: apply f, and leave `x` itself alone"
+    bias_too_large, tokens_alone = close(got[4], size * due[4]), by_tokens and close(got[1], of_tokens[1])
+    refuse_any(
+        here,
+        {
+            "`x` was changed; work on a copy.": not close(mine, x[:, tokens]),
+            f"Z is right; the backward pass stops with {stopped}; {conjugate}.": stopped,
+            f"{many} of {hidden} hidden units were computed here; a rank's share is {share}.": many > share,
+            # By tokens the first product may be recomputed.
+            f"this rank multiplies {times:.1f} times as much as its share; {slices}.": times
+            > 1.05 + 0.2 * by_tokens,
+            f"gradients are {size} times too large; {conjugate}.": close(sums[1], size * due[1]),
+            f"the gradient of `x` is this rank's part only; {conjugate}.": close(
+                got[0], of_units[0][:, tokens]
+            ),
+            f"{outside}.": close(got[0], due[0] + (size - 1) * gradient[:, tokens]),
+            "gradients of weights are those of this rank's tokens only; gather X once more, and use all.": tokens_alone,
+            f"the gradient of `down.bias` is {size} times too large: add the bias behind g.": bias_too_large,
+        },
+    )
+    names = "x", "up.weight", "up.bias", "down.weight", "down.bias"
+    judge_gradients(f"{here}Z is right, but ", dict(zip(names, zip(sums, due, strict=True), strict=True)))
+    most = mine.nbytes + 2 * z.nbytes // WIDTH * hidden  # own X; the own hidden units of all tokens, twice
+    is_kept = by_tokens and (held > most + x.nbytes // 4 or sent < 4.5)
+    much, kept_x = sent > (4 + by_tokens) * MOST_BYTES, "X of all tokens is kept for the backward pass"
+    refuse(much, f"{here}this rank sends {sent:.1f} halves of an all-reduce; {enough}.")
+    refuse(is_kept, f"{here}{kept_x}; keep `x`, and gather it once more in the backward pass.")
     return True
+
+
+def gradient_of(tensor: Any) -> Any:
+    """A copy of what has reached `tensor`, zeros where nothing has."""
+    return tensor.detach() * 0 if tensor.grad is None else tensor.grad.clone()
+
+
+def judge_gradients(where: str, gradients: Mapping[str, tuple[Any, Any]]) -> None:
+    """Raise Wrong unless of each pair the first, which a learner's function gave, is the second, by what it is of."""
+    for name, (got, due) in gradients.items():
+        refuse(due.any() and not got.any(), f"{where}no gradient reaches `{name}`.")
+        is_right = got.allclose(due, rtol=1e-9, atol=1e-9)
+        refuse(not is_right, f"{where}the gradient of `{name}` is not that of one process.")
 
 
 def _from_units(up: Any, down: Any, x: Any, gradient: Any, units: slice, **options: str) -> tuple[Any, Any]:
@@ -173,124 +224,11 @@ def _from_units(up: Any, down: Any, x: Any, gradient: Any, units: slice, **optio
     return z, torch.autograd.grad(z, [given, *up.parameters(), *down.parameters()], gradient)
 
 
-@exercise
-def sequence_parallel_mlp(answer: Callable[..., Any]) -> str:
-    """`answer(region, x, up, down)` is this rank's tokens of down(gelu(up(X))), where `x` is its tokens of X."""
-    on_two_and_three_ranks(_sequence_mlp, answer)
-    return (
-        "on 2 and on 3 ranks Z and all gradients are those of one process; a rank sends five halves of an all-reduce, "
-        "and of X it keeps its own tokens only."
-    )
-
-
-def _sequence_mlp(dist: Any, answer: Callable[..., Any], where: str) -> bool:
-    """On a rank: `answer`, beside what one process computes from all tokens."""
-    import torch
-    from torch import nn
-    from torch.utils.flop_counter import FlopCounterMode
-
-    from workshop_utils.comm.over_torch import TorchCommunicator
-    from workshop_utils.parallel.gpt import Kept
-    from workshop_utils.parallel.tensor import Region
-
-    torch.manual_seed(0)
-    rank, size = dist.get_rank(), dist.get_world_size()
-    region = Region(TorchCommunicator(), sequence_parallel=True)
-    up, down = nn.Linear(WIDTH, HIDDEN).double(), nn.Linear(HIDDEN, WIDTH).double()
-    x, gradient = torch.randn(2, 2, TOKENS, WIDTH, dtype=torch.float64)  # of 2 sequences
-    tokens, units = region.own(TOKENS), region.own(HIDDEN)
-    expected, right = _from_units(up, down, x, gradient, slice(None))
-    part, part_gradients = _from_units(up, down, x, gradient, units)
-    only_own = torch.zeros_like(gradient)
-    only_own[:, tokens] = gradient[:, tokens]
-    _, of_own_tokens = _from_units(up, down, x, only_own, units)
-    mine = x[:, tokens].clone().requires_grad_()
-    kept, flops = Kept(nn.ModuleList([up, down])), FlopCounterMode(display=False)
-    with flops:
-        with kept:
-            z = answer(region, mine, up, down)
-        held, failed = kept.now, ""
-        is_tensor = isinstance(z, torch.Tensor)
-        fits = is_tensor and z.shape == mine.shape
-        if fits and z.requires_grad:
-            try:
-                z.backward(gradient[:, tokens])
-            except RuntimeError as error:
-                failed = str(error).splitlines()[0]
-    if is_missing(z):
-        raise NotYet("your function gave nothing: write it, then run this again.")
-    half = (size - 1) / size * x.nbytes  # what a rank sends in half an all-reduce
-    sent = region.communicator.traffic.bytes_sent.sum() / half
-    leaves = mine, *up.parameters(), *down.parameters()
-    got = [torch.zeros_like(each) if each.grad is None else each.grad.clone() for each in leaves]
-
-    def close(one: Any, other: Any) -> bool:
-        return bool(torch.allclose(one, other, rtol=1e-9, atol=1e-9))
-
-    try:
-        shape = tuple(z.shape) if is_tensor else f"a {type(z).__name__}"
-        own_tokens = f"Z is a tensor of shape {tuple(mine.shape)}, of this rank's tokens"
-        refuse(not fits, f"your function gave {shape}; {own_tokens}")
-        bias = down.bias.detach()
-        slips = {
-            "Z is what this rank's hidden units give; g must sum over all ranks": part,
-            "every rank adds the bias of `down` before the sum; add it once, behind g": expected
-            + (size - 1) * bias,
-            "the bias of `down` is missing in Z": expected - bias,
-            "every rank computes all of Z before the sum; give each its share of the units": (
-                size * (expected - bias) + bias
-            ),
-        }
-        explain(z.detach(), {sentence: value[:, tokens].detach() for sentence, value in slips.items()})
-        elsewhere = torch.cat([expected[:, tokens.stop :], expected[:, : tokens.start]], dim=1).split(
-            TOKENS // size, 1
-        )
-        refuse(any(close(z, each) for each in elsewhere), "these are the tokens of another rank")
-        refuse(
-            not close(z, expected[:, tokens]), "Z is not that of one process; is X gathered, and Z summed?"
-        )
-        refuse(not close(mine, x[:, tokens]), "`x` was changed; work on a copy")
-        conjugate = "backward f scatters the sum of all ranks' gradients, and g gathers all tokens' gradients"
-        refuse(failed, f"Z is right; the backward pass stops with {failed}; {conjugate}")
-        sums = [
-            got[0],
-            *map(region.sum, got[1:]),
-        ]  # a rank has its units' gradients, and of `down.bias` its tokens'
-        many = int((got[1] != 0).any(dim=1).sum())
-        share = f"{many} of {HIDDEN} hidden units were computed here; a rank's share is {HIDDEN // size}"
-        refuse(many > HIDDEN // size, share)
-        multiplied = flops.get_total_flops() / (3 * 4 * 2 * TOKENS * WIDTH * HIDDEN / size)
-        refuse(multiplied > 1.25, f"this rank multiplies {multiplied:.1f} times as much as its share")
-        refuse(close(sums[1], size * right[1]), f"gradients are {size} times too large; {conjugate}")
-        units_only = f"the gradient of `x` is what this rank's hidden units give; {conjugate}"
-        refuse(close(got[0], part_gradients[0][:, tokens]), units_only)
-        tokens_only = (
-            "gradients of weights are those of this rank's tokens only; gather X once more, and use all"
-        )
-        refuse(close(got[1], of_own_tokens[1]) or close(got[3], of_own_tokens[3]), tokens_only)
-        names = "x", "up.weight", "up.bias", "down.weight", "down.bias"
-        for name, one, other in zip(names, sums, (right[0][:, tokens], *right[1:]), strict=True):
-            has = "is missing here" if not one.any() else "is not that of one process"
-            refuse(not close(one, other), f"Z is right, but the gradient of `{name}` {has}")
-        enough = (
-            "five are enough: forward a gather and a sum scattered, backward two gathers and a sum scattered"
-        )
-        refuse(sent > 5 * MOST_BYTES, f"this rank sends {sent:.1f} halves of an all-reduce; {enough}")
-        most = (
-            mine.nbytes + 2 * z.nbytes // WIDTH * HIDDEN
-        )  # own X; the own hidden units of all tokens, twice
-        again = "keep `x`, and gather it once more in the backward pass"
-        refuse(held > most + x.nbytes // 4, f"X of all tokens is kept for the backward pass; {again}")
-    except Wrong as wrong:
-        raise Wrong(f"{where}, rank {rank}: {wrong}.") from None
-    return True
-
-
 class _Stage:
     """A stage whose activations tell where they have been; it notes what it is called with."""
 
-    def __init__(self, rank: int, ranks: int) -> None:
-        self.rank, self.ranks = rank, ranks
+    def __init__(self, rank: int, ranks: int, shape: tuple[int, int]) -> None:
+        self.rank, self.ranks, self.shape = rank, ranks, shape
         self.calls: list[tuple[str, int]] = []
         self.problem = ""
         self.held: dict[int, Any] = {}  # what each forward pass was given, as a real stage holds it
@@ -302,43 +240,43 @@ class _Stage:
     def backward(self, microbatch: int, incoming: Any) -> Any:
         gradient = self._run("backward", microbatch, incoming, -1)
         held = self.held.pop(microbatch, None)
-        given = _values("forward", microbatch, self.rank - 1)
-        if not self.problem and held is not None and not np.array_equal(held, given):
+        if held is not None and not np.array_equal(held, self._values("forward", microbatch, self.rank - 1)):
             late = f"the activations of microbatch {microbatch} were overwritten before its backward pass"
-            self.problem = f"{late}; receive each message into a new array, since the stage keeps it"
+            late = f"{late}; receive each message into a new array, since the stage keeps it"
+            self.problem = self.problem or late
         return gradient
 
     def _run(self, kind: str, microbatch: int, incoming: Any, step: int) -> Any:
         self.calls.append((kind, microbatch))
         wrong = self._wrong(kind, microbatch, incoming, self.rank - step)
         self.problem = self.problem or (wrong and f"{kind} of microbatch {microbatch} was {wrong}")
-        return _values(kind, microbatch, self.rank) if 0 <= self.rank + step < self.ranks else None
+        return self._values(kind, microbatch, self.rank) if 0 <= self.rank + step < self.ranks else None
 
     def _wrong(self, kind: str, microbatch: int, incoming: Any, source: int) -> str:
         what = "activations" if kind == "forward" else "gradient"
         if not 0 <= source < self.ranks:
             return "" if incoming is None else "given an array; here nothing comes in: give it None"
-        if not isinstance(incoming, np.ndarray) or incoming.shape != SHAPE:
-            return f"not given an array of shape {SHAPE}, the {what} from rank {source}"
+        if not isinstance(incoming, np.ndarray) or incoming.shape != self.shape:
+            return f"not given an array of shape {self.shape}, the {what} from rank {source}"
         for other in (microbatch, *range(10)):
-            if np.array_equal(incoming, _values(kind, other, source)):
+            if np.array_equal(incoming, self._values(kind, other, source)):
                 return "" if other == microbatch else f"given the {what} of microbatch {other}"
         return f"given other values than the {what} that rank {source} has returned"
 
-
-def _values(kind: str, microbatch: int, rank: int) -> np.ndarray:
-    return np.full(SHAPE, (1 if kind == "forward" else -1) * (100 * rank + microbatch + 1), np.float32)
+    def _values(self, kind: str, microbatch: int, rank: int) -> np.ndarray:
+        sign = 1 if kind == "forward" else -1
+        return np.full(self.shape, sign * (100 * rank + microbatch + 1), np.float32)
 
 
 @exercise
 def pipeline_messages(answer: Callable[..., Any]) -> str:
     """`answer(communicator, order, stage, shape)` runs the passes in `order`, and exchanges what they give."""
-    for size, name, microbatches in ((2, "gpipe", 7), (4, "one_f_one_b", 5), (1, "gpipe", 2)):
-        where = f"on {size} rank{'s' * (size > 1)}, {name}, {microbatches} microbatches"
+    for size, name, microbatches, shape in PIPELINES:
+        where = f"on {number_of(size, 'rank')}, {name}, {microbatches} microbatches"
         passes = schedules.schedule_of(name, size, microbatches).passes
         orders = [[(str(each.kind), each.microbatch) for each in of_rank] for of_rank in passes]
-        arguments = {"answer": answer, "orders": orders}
-        outcomes = values_on_ranks(where, size, _passes, arguments, timeout="20s")
+        arguments = {"answer": answer, "orders": orders, "shape": shape}
+        outcomes = values_on_ranks(where, size, _passes, arguments)
         if not any(calls for calls, *_ in outcomes):
             raise NotYet("no pass was run: write the function, then run this again.")
         # What a rank was given says more than that a neighbour has left, which may be its consequence.
@@ -359,11 +297,13 @@ def pipeline_messages(answer: Callable[..., Any]) -> str:
     )
 
 
-def _passes(communicator: Communicator, answer: Callable[..., Any], orders: list[Any]) -> tuple[Any, ...]:
+def _passes(
+    communicator: Communicator, answer: Callable[..., Any], orders: list[Any], shape: tuple[int, int]
+) -> tuple[Any, ...]:
     """Of a rank: the passes that were run, the arrays sent, what a pass was given wrongly, and which rank had left."""
-    stage, left = _Stage(communicator.rank, communicator.size), ""
+    stage, left = _Stage(communicator.rank, communicator.size, shape), ""
     try:
-        answer(communicator, orders[communicator.rank], stage, SHAPE)
+        answer(communicator, orders[communicator.rank], stage, shape)
     except PeerDied as error:
         left = str(error)
     arrays = int(communicator.traffic.bytes_sent.sum()) // 24  # 2 × 3 float32; a barrier sends a byte or two
@@ -376,11 +316,7 @@ def one_f_one_b(answer: Answer) -> str:
     for ranks, microbatches in ((2, 4), (4, 8), (4, 2), (4, 5), (6, 12), (1, 2), (33, 36)):
         of = f"with {ranks} ranks and {microbatches} microbatches"
         orders = tuple(_order(answer, rank, ranks, microbatches) for rank in range(ranks))
-        try:
-            schedule = schedules.Schedule("yours", orders, microbatches)
-            idle = schedules.bubble(schedules.predict(schedule, 1.0, 2.0))
-        except schedules.ScheduleError as error:
-            raise Wrong(f"{of}, {error}.") from None
+        idle = schedules.bubble(predicted(of, orders, microbatches)[1])
         yours = ""
         for name, words in (("naive", "the naive schedule"), ("gpipe", "GPipe")):
             if orders == schedules.schedule_of(name, ranks, microbatches).passes:
@@ -397,7 +333,7 @@ def one_f_one_b(answer: Answer) -> str:
 
 
 def _order(answer: Answer, rank: int, ranks: int, microbatches: int) -> tuple[Pass, ...]:
-    order: Any = result_of(answer, rank, ranks, microbatches)
+    order = result_of(answer, rank, ranks, microbatches)
     return passes_of(order, rank, f"rank {rank} of {ranks} with {microbatches} microbatches has")
 
 
@@ -414,6 +350,17 @@ def passes_of(
         is_pass = pair and each[0] in kinds and isinstance(each[1], Integral)
         refuse(not is_pass, f"{has} {each!r} as its pass {step}; each pass must look like {form}.")
     return tuple(Pass(kind, number, rank) for kind, number in order)
+
+
+def predicted(
+    of: str, orders: tuple[tuple[Pass, ...], ...], microbatches: int
+) -> tuple[schedules.Schedule, schedules.Timeline]:
+    """A learner's schedule, and how it runs; raises Wrong, which begins with `of`."""
+    try:
+        schedule = schedules.Schedule("yours", orders, microbatches)
+        return schedule, schedules.predict(schedule, 1.0, 2.0)
+    except schedules.ScheduleError as error:
+        raise Wrong(f"{of}, {error}.") from None
 
 
 @exercise
@@ -434,59 +381,44 @@ def mesh_groups(answer: Callable[[int, dict[str, int]], Any]) -> str:
 def _judge_groups(where: str, groups: Any, rank: int, sizes: Mapping[str, int]) -> None:
     """Raise Wrong with the first thing that is wrong with what a learner gives as the groups of `rank`."""
     form = f"give a dictionary with a list of ranks for each of {listed(sizes)}"
-    refuse(not isinstance(groups, Mapping), f"{where} gives {groups!r}; {form}.")
-    refuse(set(groups) != set(sizes), f"{where} has groups for {listed(groups) or 'no direction'}; {form}.")
-    got: dict[str, list[int]] = {}
+    is_whole = isinstance(groups, Mapping) and set(groups) == set(sizes)
+    refuse(not is_whole, f"{where} gives {groups!r}; {form}.")
+    got: list[list[int]] = []
     for direction in sizes:
-        group, named = groups[direction], f"{where} has the {direction} group {groups[direction]!r}"
-        refuse(
-            isinstance(group, set | frozenset),
-            f"{named}; a set has no order, and a group needs one: give a list.",
+        named = f"{where} has the {direction} group {groups[direction]!r}"
+        a_set = isinstance(groups[direction], set | frozenset)
+        refuse(a_set, f"{named}; a set has no order, and a group needs one: give a list.")
+        try:
+            got.append([operator.index(each) for each in groups[direction]])
+        except TypeError:
+            raise Wrong(f"{named}; it must be a list of ranks, whole numbers as // gives them.") from None
+    lengths, right = [*sizes.values()], _groups(rank, [*sizes.values()])
+    if got == right:
+        return
+    shown = f"{where} has the groups {dict(zip(sizes, got, strict=True))}; "
+    explain(got, mistakes(__name__, "mesh_groups", groups=_groups), rank, lengths, where=shown)
+    for one, other in combinations(range(len(sizes)), 2):
+        swapped = got[one] == right[other] != right[one] == got[other]
+        refuse(swapped, f"{shown}{[*sizes][one]} and {[*sizes][other]} are exchanged.")
+    for direction, group, due in zip(sizes, got, right, strict=True):
+        order = "give it in ascending order, since a rank's place in it is its number there."
+        alone = "all others in it differ from the rank in this direction alone"
+        refuse_any(
+            f"{where} has the {direction} group {group}; ",
+            {
+                "the rank itself must be in it.": sorted([*group, rank]) == due,
+                f"it must have {number_of(len(due), 'rank')}.": len(group) != len(due),
+                order: group != due == sorted(group),
+                f"it must be {due}: {alone}.": group != due,
+            },
         )
-        is_list = isinstance(group, list | tuple | range) or getattr(group, "ndim", 0) == 1
-        refuse(not is_list, f"{named}; it must be a list of ranks.")
-        members = [each.item() if hasattr(each, "item") else each for each in group]
-        whole = all(isinstance(each, Integral) and not isinstance(each, bool) for each in members)
-        refuse(not whole, f"{named}; ranks are whole numbers, as // gives them.")
-        got[direction] = [int(each) for each in members]
-    right = _groups(rank, sizes)
-    others = {
-        "those are of another order of directions; the first of `sizes` runs fastest": _groups(
-            rank, {direction: sizes[direction] for direction in [*sizes][::-1]}
-        ),
-        "those are the groups of rank 0; each rank has its own": _groups(0, sizes),
-        "those are places in the groups, from 0; give the ranks that stand there": {
-            direction: [*range(size)] for direction, size in sizes.items()
-        },
-        "those are consecutive ranks, as only the first direction has; take steps in the others": {
-            direction: [*range(rank // size * size, rank // size * size + size)]
-            for direction, size in sizes.items()
-        },
-    }
-    shown = f"{where} has the groups {got}"
-    for sentence, wrong in others.items():
-        refuse(got == wrong != right, f"{shown}; {sentence}.")
-    for direction, other in ((one, two) for one in sizes for two in sizes):
-        swapped = got[direction] == right[other] != right[direction] == got[other]
-        refuse(swapped, f"{shown}; {direction} and {other} are exchanged.")
-    for direction, size in sizes.items():
-        group, due = got[direction], right[direction]
-        if group == due:
-            continue
-        named = f"{where} has the {direction} group {group}"
-        refuse(sorted([*group, rank]) == due, f"{named}; the rank itself must be in it.")
-        refuse(len(group) != size, f"{named}; it must have {number_of(size, 'rank')}.")
-        order = "in ascending order, since a rank's place in it is its number there"
-        refuse(sorted(group) == due, f"{named}; give it {order}.")
-        refuse(rank not in group, f"{named}; the rank itself must be in it.")
-        step = "all others in it differ from the rank in this direction alone"
-        raise Wrong(f"{named}; it must be {due}: {step}.")
 
 
-def _groups(rank: int, sizes: Mapping[str, int]) -> dict[str, list[int]]:
-    groups, stride = {}, 1
-    for direction, size in sizes.items():
+def _groups(rank: int, sizes: Sequence[int]) -> list[list[int]]:
+    """By direction, the group of `rank`."""
+    groups, stride = [], 1
+    for size in sizes:
         first = rank - rank // stride % size * stride
-        groups[direction] = [*range(first, first + size * stride, stride)]
+        groups.append([*range(first, first + size * stride, stride)])
         stride *= size
     return groups
