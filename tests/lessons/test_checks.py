@@ -8,6 +8,7 @@ import resource
 import shutil
 import tempfile
 import time
+from itertools import chain
 from pathlib import Path
 
 import numpy as np
@@ -354,7 +355,7 @@ def query_by_query(state, scores, values):
 
 def from_both_ends(length, rank, size):
     own = length // size // 2
-    return (*range(rank * own, (rank + 1) * own), *range(length - (rank + 1) * own, length - rank * own))
+    return chain(range(rank * own, (rank + 1) * own), range(length - (rank + 1) * own, length - rank * own))
 
 
 def newest_first(order, rank, ranks):
@@ -373,6 +374,7 @@ def held_at_the_newest_version(state, worker, bound):
 
 
 def choice_by_choice(dist, tokens, chosen, weights, mlps):
+    import torch
     from torch.distributed.nn.functional import all_to_all_single
 
     result = 0.0 * tokens
@@ -385,7 +387,9 @@ def choice_by_choice(dist, tokens, chosen, weights, mlps):
         rows = all_to_all_single(tokens.new_empty(sum(there), tokens.shape[1]), tokens[order], there, here)
         numbers = choice.new_empty(sum(there))
         dist.all_to_all_single(numbers, choice[order], there, here)
-        done = sum(mlp(rows) * (numbers % len(mlps) == each).unsqueeze(1) for each, mlp in enumerate(mlps))
+        sort = (numbers % len(mlps)).argsort()
+        parts = rows[sort].split((numbers % len(mlps)).bincount(minlength=len(mlps)).tolist())
+        done = torch.cat([mlp(part) for mlp, part in zip(mlps, parts, strict=True)])[sort.argsort()]
         back = all_to_all_single(tokens.new_empty(tokens.shape), done, here, there)
         result = result + weight.unsqueeze(1) * back[order.argsort()]
     return result
