@@ -86,8 +86,6 @@ def plan(options: argparse.Namespace, workers: int) -> tuple[GPTSizes, Schedule]
         mesh.check(workers, **directions(given), experts=given.expert_parallel)
         experts = {"experts": given.experts, "k": given.top_k} if given.experts else {}
         sizes = GPTSizes(layers=given.layers, sequence=given.sequence, **experts)
-        with torch.device("meta"):
-            GPT(sizes)
         schedule = schedule_of(given.schedule, given.pipeline, given.microbatches, given.chunks)
         sizes.check_cut(given.tensor, schedule.stages)
         own_tokens(given.sequence, 0, given.context, is_ring)

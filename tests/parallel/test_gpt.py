@@ -47,10 +47,6 @@ def test_batches_are_the_same_everywhere_and_targets_are_the_next_bytes():
         (lambda: GPTSizes(layers=0), "layers is 0; it must be at least 1"),
         (lambda: GPTSizes(width=50, heads=12), "width is 50; it must be a multiple of the 12 heads"),
         (lambda: SIZES.check_cut(tensor=4), "heads is 3; 4 tensor-parallel ranks need at least one each"),
-        (
-            lambda: SIZES.check_cut(tensor=3, sequence_parallel=True),
-            "sequence is 8; .* 3 tensor-parallel ranks",
-        ),
         (lambda: GPT(SIZES).gradients(), "token.weight has no gradient; gradients come from a backward pass"),
         (lambda: gradient_error(GPT(SIZES), GPT(SIZES)), "token.weight has no gradient of shape"),
     ],

@@ -62,21 +62,16 @@ class GPTSizes:
         """Units of one attention head."""
         return self.width // self.heads
 
-    def check_cut(self, tensor: int = 1, stages: int = 1, sequence_parallel: bool = False) -> None:
-        """Whether the model can be cut so: every layer between `tensor` ranks, the layers into `stages`.
+    def check_cut(self, tensor: int = 1, stages: int = 1) -> None:
+        """Refuse a cut of every layer between `tensor` ranks, and of the layers into `stages`.
 
         Raises:
-            ValueError: if it cannot; the message names the size that is too small, or does not divide.
+            ValueError: if it cannot be; the message names the size that is too small.
         """
         if stages > self.layers:
             raise ValueError(f"layers is {self.layers}; {stages} stages need at least one each")
         if tensor > self.heads:
             raise ValueError(f"heads is {self.heads}; {tensor} tensor-parallel ranks need at least one each")
-        if sequence_parallel and self.sequence % tensor:
-            ranks = f"{tensor} tensor-parallel ranks do not divide it"
-            raise ValueError(
-                f"sequence is {self.sequence}; sequence parallelism needs equal shares, and {ranks}"
-            )
 
 
 class Embedding(nn.Module):
