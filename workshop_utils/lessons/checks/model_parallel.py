@@ -6,7 +6,7 @@ import math
 import operator
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
-from itertools import combinations
+from itertools import combinations, pairwise
 from numbers import Integral
 from typing import Any
 
@@ -156,10 +156,9 @@ def _mlp(dist: Any, answer: Callable[..., Any], where: str, by_tokens: bool = Fa
     got = [gradient_of(each) for each in (mine, *up.parameters(), *down.parameters())]
     got[0] -= gradient[:, tokens]  # what came from elsewhere
     due = right[0][:, tokens], *right[1:]
-    sums = [got[0], *map(region.sum, got[1:])]  # each rank has its units' gradients
-    if not by_tokens or close(
-        got[4], due[4]
-    ):  # by tokens, of this bias its tokens' gradient, or all ranks' sum
+    # Each rank has its units' gradients, of the second bias those of all tokens or, by tokens, of its own.
+    sums = [got[0], *map(region.sum, got[1:])]
+    if not by_tokens:
         sums[4] = got[4]
     many, share = int((got[1] != 0).any(dim=1).sum()), hidden // size
     times = flops.get_total_flops() / (3 * 4 * 2 * TOKENS * WIDTH * hidden / size)  # backward: twice forward
@@ -173,6 +172,7 @@ def _mlp(dist: Any, answer: Callable[..., Any], where: str, by_tokens: bool = Fa
         )
     outside = "f sums also what comes back to `x` from elsewhere: apply f, and leave `x` itself alone"
     bias_too_large, tokens_alone = close(got[4], size * due[4]), by_tokens and close(got[1], of_tokens[1])
+    twice = "the gradient of `down.bias` is that of all tokens; leave this rank's part, which `finish_gradients` sums"
     refuse_any(
         here,
         {
@@ -189,6 +189,7 @@ def _mlp(dist: Any, answer: Callable[..., Any], where: str, by_tokens: bool = Fa
             f"{outside}.": close(got[0], due[0] + (size - 1) * gradient[:, tokens]),
             "gradients of weights are those of this rank's tokens only; gather X once more, and use all.": tokens_alone,
             f"the gradient of `down.bias` is {size} times too large: add the bias behind g.": bias_too_large,
+            f"{twice}: training would sum twice.": by_tokens and close(got[4], due[4]),
         },
     )
     names = "x", "up.weight", "up.bias", "down.weight", "down.bias"
@@ -317,6 +318,11 @@ def one_f_one_b(answer: Answer) -> str:
         of = f"with {ranks} ranks and {microbatches} microbatches"
         orders = tuple(_order(answer, rank, ranks, microbatches) for rank in range(ranks))
         idle = schedules.bubble(predicted(of, orders, microbatches)[1])
+        for rank, passes in enumerate(orders):
+            for kind in ("forward", "backward"):
+                for before, after in pairwise(each.microbatch for each in passes if each.kind == kind):
+                    reverse = f"{of}, rank {rank} runs {kind} of microbatch {before} before that of {after}"
+                    refuse(before > after, f"{reverse}; keep the loader's order.")
         yours = ""
         for name, words in (("naive", "the naive schedule"), ("gpipe", "GPipe")):
             if orders == schedules.schedule_of(name, ranks, microbatches).passes:
