@@ -216,34 +216,26 @@ def _waited(pieces: Sequence[Work], idle: Sequence[Work], operator: str) -> floa
     return sum(max(0.0, seconds) for seconds in both)
 
 
-def tensor_roofline(
-    shares: Mapping[str, Mapping[str, Sequence[float]]], counts: Sequence[int], machine: int
-) -> Figure:
+def tensor_roofline(shares: Mapping[str, Mapping[str, Sequence[float]]], counts: Sequence[int]) -> Figure:
     """Seconds of all-reduces for each second of products, by the number of tensor-parallel ranks.
 
     Args:
         shares: by model and link, a value for each of `counts`.
-        machine: as many ranks as a machine has; behind it the first link ends.
     """
     _, axes = style.figure(8.0, 3.4)
     links = list(next(iter(shares.values())))
     colours = dict(zip(links, ("model parallel", "server"), strict=False))
     for dashes, (model, by_link) in zip(style.DASHES, shares.items(), strict=False):
         for link, values in by_link.items():
-            here = [count for count in counts if link != links[0] or count <= machine]
-            label = f"{model}, {link}"
-            style.theory(axes, here, values[: len(here)], label, colour=colours[link], linestyle=dashes)
+            style.theory(axes, counts, values, f"{model}, {link}", colour=colours[link], linestyle=dashes)
     axes.axhline(1, color=style.QUIET, linewidth=1)
-    style.note(
-        axes, "all-reduces take as long as products", (counts[-1], 1), (0, 4), ha="right", color=style.QUIET
-    )
-    style.power_axis(axes, [2**power for power in range(1, int(np.log2(counts[-1])) + 1)])
+    style.note(axes, "as long as products", (1.2 * counts[0], 1), (0, -4), va="top", color=style.QUIET)
+    style.power_axis(axes, list(counts))
     axes.set_yscale("log")
     style.log_ticks(axes.yaxis)
     axes.set(xlabel="tensor-parallel ranks N", ylabel="all-reduces / products, seconds")
-    at = list(counts).index(machine)
-    ratios = [" and ".join(f"{100 * values[link][at]:.0f} %" for values in shares.values()) for link in links]
-    finding = f"{machine} ranks over {links[0]}: all-reduces take {ratios[0]} of the products' time"
+    ratios = [" and ".join(f"{100 * values[link][-1]:.0f} %" for values in shares.values()) for link in links]
+    finding = f"{counts[-1]} ranks over {links[0]}: all-reduces take {ratios[0]} of the products' time"
     form = "closed form: rings at full bandwidth, products at the peak, nothing overlaps"
     return style.finish(axes, finding, f"over {links[1]}: {ratios[1]}; {form}")
 
