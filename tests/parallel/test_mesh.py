@@ -93,8 +93,9 @@ def test_gradients_are_clipped_as_one_process_clips_them(sizes):
     assert max(errors) <= 1e-12 * norm
 
 
-def test_shards_count_on_every_replica_and_what_another_stage_counts_does_not():
-    whole = whole_gradients(replace(SIZES, experts=0))
+@pytest.mark.parametrize("experts", [0, 12])
+def test_shards_count_on_every_replica_and_what_another_stage_counts_does_not(experts):
+    whole = whole_gradients(replace(SIZES, experts=experts))
     gradients, norm = whole.gradients(), nn.utils.clip_grad_norm_(whole.parameters(), math.inf).item()
 
     def program(communicator):
@@ -111,20 +112,25 @@ def test_shards_count_on_every_replica_and_what_another_stage_counts_does_not():
     assert threads.run(6, program) == [(pytest.approx(norm, rel=1e-12), 0.0)] * 6
 
 
+@pytest.mark.parametrize("is_expert", [False, True])
 @pytest.mark.parametrize("largest", [3.0, math.inf, math.nan])
-def test_gradients_are_clipped_as_pytorch_clips_them_and_none_counts_as_zeros(largest):
+def test_gradients_are_clipped_as_pytorch_clips_them_and_none_counts_as_zeros(largest, is_expert):
     def program(communicator):
         layers, alone = nn.Linear(2, 1), nn.Linear(2, 1)
+        module = Experts(2, [layers], 1) if is_expert else layers
         layers.weight.grad = torch.tensor([[largest, 4.0]])
         alone.weight.grad, alone.bias.grad = layers.weight.grad / 2, torch.tensor([2.0])
         if communicator.rank:
             layers.weight.grad, layers.bias.grad = None, torch.tensor([4.0])
         groups = mesh.mesh_of(communicator, data=2)
-        mesh.synchronise(layers, groups)
-        mesh.clip_gradients(layers, groups, 1.0)
+        mesh.synchronise(module, groups)
+        mesh.clip_gradients(module, groups, 1.0)
         nn.utils.clip_grad_norm_(alone.parameters(), 1.0)
         for ours, theirs in zip(layers.parameters(), alone.parameters(), strict=True):
             torch.testing.assert_close(ours.grad, theirs.grad, equal_nan=True)
+        module.zero_grad()
+        layers.bias.grad = torch.tensor([1e30])  # its square is no float32
+        assert mesh.gradient_norm(module, groups) == pytest.approx(1e30)
 
     threads.run(2, program)
 
@@ -139,6 +145,10 @@ def test_what_is_cut_over_other_ranks_than_the_mesh_s_is_refused():
             right = r"of FullySharded has 2 ranks; cut it over mesh.replicas, which has 4: \[0, 1, 2, 3\]"
             with pytest.raises(ValueError, match=right):
                 mesh.gradient_norm(nn.ModuleList([model]), groups)
+        cut = cut_experts(layer, groups.experts)
+        said = "experts that are cut, and made them rank 0's; shard other"
+        with FullySharded(cut, groups.replicas, units=()) as model, pytest.raises(ValueError, match=said):
+            mesh.synchronise(nn.ModuleList([model]), groups)
 
     threads.run(4, program)
 

@@ -101,10 +101,11 @@ def mesh_of(
 def synchronise(module: nn.Module, mesh: Mesh) -> None:
     """Replace gradients of each replica's loss by those of the mean over all replicas, data and context alike.
 
-    Every rank calls it after the last backward pass of a step, and after `finish_gradients`. Context ranks have equal
+    Every rank calls it once a step, after the last backward pass and `finish_gradients`. Context ranks have equal
     shares of the sequence, so the mean of their mean losses is that of the whole sequence. An expert's gradient is
     already the sum over the tokens of its expert group, so what is left to sum over are the ranks with the same
-    experts; it is divided by the number of replicas, too, not by the number of those ranks.
+    experts; it is divided by the number of replicas, too, not by the number of those ranks: a second call would divide
+    it again.
 
     A parameter that got no gradient here, but could, gets zeros: other ranks may have used it. Shards of a FullySharded
     have the mean over replicas already.
@@ -112,9 +113,10 @@ def synchronise(module: nn.Module, mesh: Mesh) -> None:
     Raises:
         ValueError: as `gradient_norm`.
     """
-    shards, of_experts = _shards(module, mesh), expert_parameters(module)
-    experts = {*of_experts}
-    others = [each for each in module.parameters() if each not in experts and each not in shards]
+    shards = _shards(module, mesh)
+    of_experts = [each for each in expert_parameters(module) if each not in shards]
+    done = shards.union(of_experts)
+    others = [each for each in module.parameters() if each not in done]
     for parameter in (*others, *of_experts):
         if parameter.requires_grad and parameter.grad is None:
             parameter.grad = torch.zeros_like(parameter)
@@ -139,6 +141,10 @@ def _shards(module: nn.Module, mesh: Mesh) -> set[nn.Parameter]:
             right = f"cut it over mesh.{name}, which has {group.size}: {group.ranks}"
             raise ValueError(f"communicator of {type(each).__name__} has {size} ranks; {right}")
         if isinstance(each, FullySharded):
+            inside = (inner.communicator for inner in each.modules() if isinstance(inner, Experts))
+            if any(held and held.size > 1 for held in inside):
+                right = "shard other layers, or leave experts whole"
+                raise ValueError(f"a FullySharded has experts that are cut, and made them rank 0's; {right}")
             shards |= {sharded.shard for sharded in each.sharded.values()}
     return shards
 
@@ -157,7 +163,8 @@ def gradient_norm(module: nn.Module, mesh: Mesh, counted_elsewhere: Container[nn
         counted_elsewhere: parameters that another stage counts, such as the last one's copy of a tied embedding.
 
     Raises:
-        ValueError: if a FullySharded in `module` is not over `mesh.replicas`, or experts are not over `mesh.experts`.
+        ValueError: if a FullySharded in `module` is not over `mesh.replicas`, or experts are not over `mesh.experts`, or are
+            cut and in a FullySharded.
     """
     shards = _shards(module, mesh)
     cut, experts = cut_parameters(module), {*expert_parameters(module)}
