@@ -9,6 +9,7 @@ from torch import nn
 
 from workshop_utils.comm import threads
 from workshop_utils.comm.ring import ring_all_reduce
+from workshop_utils.comm.subset import Subset
 from workshop_utils.parallel.experts import (
     Experts,
     Router,
@@ -155,7 +156,11 @@ def test_loads_count_what_tokens_ask_for_in_training_of_any_number_of_dimensions
     results = layer(x)
     with torch.no_grad():
         layer(x)
-    layer.eval()(x)
+    x.requires_grad_()
+    gradients = []
+    for layer.balance in (0.0, 1.0):
+        gradients += torch.autograd.grad(layer.eval()(x).sum(), x)
+    assert torch.equal(*gradients)  # nor is balanced what is not trained
     assert layer.load.tolist() == expected.tolist()
     layer.capacity_factor = 100
     torch.testing.assert_close(layer(x[0]), layer(x)[0])
@@ -218,8 +223,6 @@ def test_a_gpt_of_experts_equals_one_process_also_where_each_expert_is_cut_by_te
     expected.backward()
 
     def rank_main(communicator):
-        from workshop_utils.comm.subset import Subset
-
         group, rank = communicator.rank // tensor_ranks, communicator.rank % tensor_ranks
         others = Subset(communicator, [rank, rank + tensor_ranks])
         region = Region(Subset(communicator, [group * tensor_ranks + each for each in range(tensor_ranks)]))
@@ -249,7 +252,12 @@ def linears(count, width=4):
         (lambda two: cut_experts(cut_experts(Experts(4, linears(2), 1), two), two), "were cut before"),
         (lambda two: cut_experts(nn.Linear(4, 4), two), "the Linear has no layer of parallel.experts"),
         (lambda two: update_bias(nn.Linear(4, 4), two), "the Linear has no layer of parallel.experts"),
-        (lambda two: update_bias(cut_experts(layer_of(1), two)), "communicator is None, and 2 ranks"),
+        (lambda two: update_bias(cut_experts(layer_of(1), two)), "has 1 ranks, and 2 share the experts"),
+        (
+            lambda two: update_bias(cut_experts(layer_of(1), two), Subset(two, [two.rank])),
+            "has 1 ranks, and 2 share the experts",
+        ),
+        (lambda two: Experts(4, [], 1), "experts is empty"),
         (
             lambda two: GPTSizes(experts=2, k=3),
             "k is 3; a token .* at least 1 and at most all of the 2 experts",

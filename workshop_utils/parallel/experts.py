@@ -90,16 +90,16 @@ class Experts(nn.Module):
             the residual connection the token passes unchanged.
 
     Attributes:
-        balance: what the balance loss is multiplied by before its gradient is added; 0: it is left out. As with other
-            losses, gradients are to be averaged over ranks; with n microbatches a step, it is to be an n-th.
+        balance: what the balance loss is multiplied by before its gradient is added in training; 0: it is left out. As
+            with other losses, gradients are to be averaged over ranks; with n microbatches a step, it is to be an n-th.
         load: (experts,) how many rows this rank's tokens asked for in training, with the dropped ones, since
             `update_bias`. A forward pass that is computed again with gradients (`checkpoint(use_reentrant=False)`)
             counts twice.
         communicator: the ranks that share the experts; None: this one has all of them.
 
     Raises:
-        ValueError: for a k as in Router, a capacity factor that is not positive and finite, or one module as several
-            experts; in a forward pass, if experts change the shape of their rows.
+        ValueError: for no experts, a k as in Router, a capacity factor that is not positive and finite, or one module
+            as several experts; in a forward pass, if experts change the shape of their rows.
     """
 
     load: Tensor
@@ -112,6 +112,8 @@ class Experts(nn.Module):
             right = "it must be above 0 and finite, or None to drop nothing"
             raise ValueError(f"capacity_factor is {capacity_factor}; {right}")
         self.experts = nn.ModuleDict({str(number): expert for number, expert in enumerate(experts)})
+        if not self.experts:
+            raise ValueError("experts is empty; a layer needs at least one")
         if len(set(self.experts.values())) < len(self.experts):
             raise ValueError("experts has one module more than once; each must have parameters of its own")
         self.router = Router(width, len(self.experts), k)
@@ -128,17 +130,17 @@ class Experts(nn.Module):
             self.load += asked
         loads = self._all_loads(asked)
         kept = loads if self.capacity_factor is None else loads.minimum(capacity(loads, self.capacity_factor))
-        own = 0 if self.communicator is None else self.communicator.rank
+        own = self.communicator.rank if self.communicator else 0
 
         by_expert = choices.argsort(stable=True)
         queue = torch.arange(len(choices)) - (asked.cumsum(0) - asked)[choices[by_expert]]  # place in it
         by_expert = by_expert[queue < kept[own][choices[by_expert]]]
         token = by_expert % max(1, len(tokens))
 
-        results = self._results(tokens[token], kept)
+        results = self._results(tokens[token], kept, own)
         weighted = routes.weights.t().flatten()[by_expert].unsqueeze(1) * results
         combined = torch.zeros_like(tokens).index_add(0, token, weighted)
-        if self.balance:
+        if self.balance and self.training:
             loss = balance_loss(routes.probabilities, loads.sum(dim=0), self.router.k)
             # This rank's part, of which the mean over ranks, not the sum, is to be the whole.
             combined = _WithLoss.apply(combined, len(loads) * self.balance * loss)
@@ -153,11 +155,10 @@ class Experts(nn.Module):
         direct_all_to_all(self.communicator, [asked] * ranks, list(loads))
         return loads
 
-    def _results(self, rows: Tensor, kept: Tensor) -> Tensor:
+    def _results(self, rows: Tensor, kept: Tensor, rank: int) -> Tensor:
         """What their experts make of this rank's `rows`, which are sorted by expert; all in the same order."""
         ranks = len(kept)
         share = kept.shape[1] // ranks
-        rank = 0 if self.communicator is None else self.communicator.rank
         sent = kept[rank].view(ranks, share).sum(dim=1).tolist()
         here = kept[:, rank * share : (rank + 1) * share]  # (ranks, own experts)
         received = here.sum(dim=1).tolist()
@@ -236,13 +237,13 @@ def update_bias(module: nn.Module, communicator: Communicator | None = None, rat
         rate: what a bias changes by. Biases become float32 if they are not: one of 0.5 would not change in bfloat16.
 
     Raises:
-        ValueError: if there are no layers of experts, or several ranks share them and `communicator` is None.
+        ValueError: if there are no layers of experts, or more ranks share them than `communicator` has.
     """
-    layers = _layers(module)
+    layers = _layers(module, at_least=1)
     shared = max(layer.communicator.size if layer.communicator else 1 for layer in layers)
-    if communicator is None and shared > 1:
+    if (size := communicator.size if communicator else 1) < shared:
         right = "pass the communicator of all ranks whose tokens count, or their biases part"
-        raise ValueError(f"communicator is None, and {shared} ranks share the experts; {right}")
+        raise ValueError(f"communicator has {size} ranks, and {shared} share the experts; {right}")
     loads = torch.cat([layer.load for layer in layers]).double()
     if communicator is not None:
         ring_all_reduce(communicator, loads.numpy())
@@ -251,9 +252,9 @@ def update_bias(module: nn.Module, communicator: Communicator | None = None, rat
         layer.load.zero_()
 
 
-def _layers(module: nn.Module) -> list[Experts]:
+def _layers(module: nn.Module, at_least: int = 0) -> list[Experts]:
     layers = [layer for layer in module.modules() if isinstance(layer, Experts)]
-    if not layers:
+    if len(layers) < at_least:
         raise ValueError(f"the {type(module).__name__} has no layer of parallel.experts.Experts")
     return layers
 
@@ -267,7 +268,7 @@ def cut_experts(module: nn.Module, communicator: Communicator) -> nn.Module:
         ValueError: if there are no layers of experts, one was cut before, or the ranks do not divide its experts; then
             none is cut.
     """
-    rank, ranks, layers = communicator.rank, communicator.size, _layers(module)
+    rank, ranks, layers = communicator.rank, communicator.size, _layers(module, at_least=1)
     for layer in layers:
         if layer.communicator is not None:
             raise ValueError("experts were cut before; cut a layer that is whole")
@@ -283,8 +284,7 @@ def cut_experts(module: nn.Module, communicator: Communicator) -> nn.Module:
 
 def expert_parameters(module: nn.Module) -> list[nn.Parameter]:
     """Parameters whose gradients hold all tokens of the group: of experts, but not of routers."""
-    layers = [layer for layer in module.modules() if isinstance(layer, Experts)]
-    return [parameter for layer in layers for parameter in layer.experts.parameters()]
+    return [parameter for layer in _layers(module) for parameter in layer.experts.parameters()]
 
 
 def rows_between(kept: Tensor) -> Tensor:

@@ -163,8 +163,8 @@ def gradient_norm(module: nn.Module, mesh: Mesh, counted_elsewhere: Container[nn
         counted_elsewhere: parameters that another stage counts, such as the last one's copy of a tied embedding.
 
     Raises:
-        ValueError: if a FullySharded in `module` is not over `mesh.replicas`, or experts are not over `mesh.experts`, or are
-            cut and in a FullySharded.
+        ValueError: if a FullySharded in `module` is not over `mesh.replicas`, or has cut experts in it, or experts are
+            not over `mesh.experts`.
     """
     shards = _shards(module, mesh)
     cut, experts = cut_parameters(module), {*expert_parameters(module)}
