@@ -6,8 +6,9 @@ between the ranks of a tensor-parallel group, each sequence between the ranks of
 is dropped.
 
 With `--check 1` all is computed in float64, every rank also trains the whole model by itself, and reports how far the
-loss, the gradients (relative to their largest entry) and their norm are apart. One process sees the same microbatches,
-all replicas' together: what the balance loss counts, it counts over the tokens of one microbatch and expert group.
+loss, the gradients (relative to their largest entry) and their norm are apart; the job fails where gradients differ by
+more than 1e-9. One process sees the same microbatches, all replicas' together: what the balance loss counts, it counts
+over the tokens of one microbatch and expert group.
 """
 
 import argparse
@@ -36,6 +37,7 @@ from workshop_utils.parallel.tensor import (
     vocabulary_parallel_cross_entropy,
 )
 
+LIMIT = 1e-9  # of the difference, with float64
 DIRECTIONS = ("data", "tensor", "pipeline", "context")
 
 
@@ -67,23 +69,26 @@ def arguments() -> argparse.Namespace:
 def plan(options: argparse.Namespace, workers: int) -> tuple[GPTSizes, Schedule]:
     """The model's sizes and each pipeline's schedule; ends the script where they, or the mesh, cannot be."""
     given, is_ring = options, options.attention == "ring"
-    for name, default, needed in (
-        ("top_k", 2, "experts"),
-        ("expert_parallel", 1, "experts"),
-        ("balance", 0.01, "experts"),
-        ("attention", "ring", "context"),
+    for name, default, needed, is_there in (
+        ("top_k", 2, "experts", given.experts),
+        ("expert_parallel", 1, "experts", given.experts),
+        ("balance", 0.01, "experts", given.experts),
+        ("attention", "ring", "context", given.context - 1),
     ):
-        if getattr(given, name) != default and getattr(given, needed) == {"experts": 0, "context": 1}[needed]:
+        if getattr(given, name) != default and not is_there:
             right = f"without {needed} it must be {default}, since it does nothing"
             sys.exit(f"{name.replace('_', '-')} is {getattr(given, name)}; {right}")
-    for name in ("steps", "batch_size"):
+    for name in ("steps", "batch_size", "top_k", "expert_parallel"):
         if getattr(given, name) < 1:
             sys.exit(f"{name.replace('_', '-')} is {getattr(given, name)}; it must be at least 1")
     for name in ("learning_rate", "clip_norm", "balance"):
         if not 0 <= getattr(given, name) < math.inf:
             sys.exit(f"{name.replace('_', '-')} is {getattr(given, name)}; it must be finite and at least 0")
+    if 0 < given.experts < given.top_k:
+        right = f"a token uses at least 1 and at most all of the {given.experts} experts"
+        sys.exit(f"top-k is {given.top_k}; {right}")
     try:
-        mesh.check(workers, **directions(given), experts=given.expert_parallel)
+        mesh.check(workers, **directions(given))
         experts = {"experts": given.experts, "k": given.top_k} if given.experts else {}
         sizes = GPTSizes(layers=given.layers, sequence=given.sequence, **experts)
         schedule = schedule_of(given.schedule, given.pipeline, given.microbatches, given.chunks)
@@ -92,10 +97,15 @@ def plan(options: argparse.Namespace, workers: int) -> tuple[GPTSizes, Schedule]
     except ValueError as error:
         sys.exit(str(error))
     microbatches, shares = given.data * given.microbatches, given.tensor * given.context
-    dealt, cut = 1 if is_ring else shares, shares if given.sequence_parallel else 1
+    sharing, dealt, cut = (
+        given.expert_parallel,
+        1 if is_ring else shares,
+        shares if given.sequence_parallel else 1,
+    )
     for name, number, divisor, who in (
         ("batch-size", given.batch_size, microbatches, f"data × microbatches, {microbatches},"),
-        ("experts", given.experts, given.expert_parallel, f"{given.expert_parallel} ranks that share them"),
+        ("data × context", given.data * given.context, sharing, f"expert-parallel, {sharing},"),
+        ("experts", given.experts, sharing, f"expert-parallel, {sharing},"),
         ("heads", sizes.heads, dealt, f"Ulysses deals them out to tensor × context, {dealt} ranks, which"),
         ("sequence", given.sequence, cut, f"tensor × context, {cut}, with sequence-parallel"),
     ):
@@ -130,8 +140,8 @@ def microbatches_of_all(batch: tuple[Tensor, Tensor], options: argparse.Namespac
 
 
 def expert_groups(options: argparse.Namespace) -> int:
-    """How many there are among the data-parallel replicas, if each holds whole sequences."""
-    groups: int = options.data // max(1, options.expert_parallel // options.context)
+    """How many there are among the data-parallel replicas, if each holds whole sequences; 1 where none is balanced."""
+    groups: int = options.data // max(1, options.expert_parallel // options.context) if options.balance else 1
     return groups
 
 
@@ -232,8 +242,12 @@ def train(
                 values["loss_error"] = abs(values["loss"] - result[0])
         place.report(step=step, **values)
     ring_all_reduce(communicator, worst, "max")
-    if options.check and communicator.rank == 0:
-        print(f"gradients are those of one process, to {worst[0]:.0e} of the largest", flush=True)
+    if options.check:
+        said = f"gradients differ from those of one process by {worst[0]:.0e} of the largest"
+        if not worst[0] <= LIMIT:  # also for NaN
+            sys.exit(f"{said}; it must be at most {LIMIT:.0e}")
+        if communicator.rank == 0:
+            print(said, flush=True)
 
 
 def main() -> None:
