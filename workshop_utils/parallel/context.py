@@ -28,6 +28,7 @@ from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
+from torch.autograd.function import once_differentiable
 from torch.nn import functional
 
 from workshop_utils.comm.all_to_all import all_to_all_bytes_sent
@@ -133,6 +134,7 @@ class _RingAttention(torch.autograd.Function):
         return mixed
 
     @staticmethod
+    @once_differentiable
     def backward(ctx: Any, *gradients: Tensor) -> Any:
         """FlashAttention-2's backward pass block by block, with the sums of whole rows.
 

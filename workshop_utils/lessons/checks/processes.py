@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import tempfile
 from collections.abc import Callable, Collection
 from pathlib import Path
@@ -106,7 +107,7 @@ def values_on_ranks(
 
 def _judged(group: Any, judged: Callable[..., Any], begun: str, **arguments: Any) -> Any:
     """On a rank: what a program returns, or the Wrong or NotYet that it raises, to be raised where it was called."""
-    tempfile.mkstemp(dir=begun)
+    os.close(tempfile.mkstemp(dir=begun)[0])
     try:
         return judged(group, **arguments)
     except (Wrong, NotYet) as verdict:
