@@ -25,6 +25,7 @@ microbatch until its weight pass.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import chain
@@ -79,14 +80,18 @@ class Schedule:
                 for microbatch in range(self.microbatches)
                 for stage in self.stages_of(rank)
             }
-            wrong = due.symmetric_difference(passes) or {each for each in passes if passes.count(each) > 1}
+            wrong = due.symmetric_difference(passes) or {
+                each for each, count in Counter(passes).items() if count > 1
+            }
             if wrong:
                 kind, microbatch, stage = min(wrong)
                 of = f"schedule {self.name!r}: rank {rank} must run every pass of its stages exactly once"
                 raise ScheduleError(f"{of}; look at {kind} of microbatch {microbatch} through stage {stage}")
-            for place, each in enumerate(passes):
+            done: set[Pass] = set()
+            for each in passes:
+                done.add(each)
                 first = before.get(each.kind)
-                if first and each._replace(kind=first) not in passes[:place]:
+                if first and each._replace(kind=first) not in done:
                     early = f"{each.kind} of microbatch {each.microbatch} through stage {each.stage}"
                     of = f"schedule {self.name!r}: rank {rank}"
                     raise ScheduleError(f"{of} runs {early} before its {first}")
