@@ -42,6 +42,9 @@ class DeferredWeights(TorchFunctionMode):
     recomputation. `checkpoint` with `use_reentrant=False`, which must recompute what there was, needs
     `context_fn=lambda: (nullcontext(), deferred)`.
 
+    The hooks of PyTorch's DDP cannot be seen: it must not wrap such a module, whose gradients it would not average. Any
+    backward pass through a layer leaves its product, also one that `torch.autograd.grad` runs for the input alone.
+
     Attributes:
         products: what is left to do, from the backward pass on. Nothing is computed twice.
     """
