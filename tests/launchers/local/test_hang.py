@@ -4,7 +4,9 @@ That the frames of libraries are passed over, and equal stacks shown once, is te
 `jobs/test_failure_jobs.py`.
 """
 
+import itertools
 import re
+import time
 
 import pytest
 from conftest import failure_of
@@ -170,3 +172,20 @@ def test_a_script_that_never_asks_for_its_place_shows_where_each_rank_stands_on_
         assert " printed last:\n" in said
         assert "\n  epoch 1\n" in said
         assert said.count("The stack of ") == 2, said
+
+
+def test_pods_that_meet_the_deadline_together_all_show_their_stacks_even_if_one_has_ended_before_another_is_asked(
+    make_job, monkeypatch
+):
+    ask, calls = hang.Hang.ask, itertools.count()
+
+    def late(self, run, supervisor):
+        time.sleep(2 * next(calls))
+        ask(self, run, supervisor)
+
+    monkeypatch.setattr(hang.Hang, "ask", late)
+    job = make_job(ONE_STANDS_ELSEWHERE, strategy="torch_ddp", workers=2, timeout="8s")
+    said = failure_of(EmulatedKubernetes().launch(job))
+    assert "worker-0 waits at train.py, line 6 (in barrier)." in said
+    assert "worker-1 waits at train.py, line 4 (in elsewhere)." in said
+    assert said.count("The stack of ") == 2, said
