@@ -128,14 +128,14 @@ class Command:
         return f"{self.out.read_text()[-2000:]}\n{self.err.read_text()[-2000:]}"
 
 
-@pytest.mark.parametrize("strategy", map(with_horovod, SHORT))
+@pytest.mark.parametrize("strategy", [*map(with_horovod, SHORT)])
 def test_a_run_that_ends_leaves_nothing(strategy, tmp_path):
     command = Command(tmp_path, *SHORT[strategy])
     assert command.process.wait(START_SECONDS) == 0, command.said()
     assert "succeeded" in command.out.read_text()
 
 
-@pytest.mark.parametrize("strategy", map(with_horovod, SHORT))
+@pytest.mark.parametrize("strategy", [*map(with_horovod, SHORT)])
 def test_a_killed_rank_is_named_and_takes_all_others_with_it(strategy, tmp_path):
     command = Command(tmp_path, *ENDLESS[strategy])
     os.kill(command.wait_until_it_trains()[1], signal.SIGKILL)

@@ -76,7 +76,7 @@ def test_a_killed_run_resumes_to_the_bits_of_an_uninterrupted_one(
     assert weights(tmp_path / "resumed").tobytes() == whole.tobytes()
 
 
-@pytest.mark.parametrize("name", map(with_horovod, ["mnist_torch_ddp", "mnist_horovod"]))
+@pytest.mark.parametrize("name", [*map(with_horovod, ["mnist_torch_ddp", "mnist_horovod"])])
 def test_a_run_with_checkpoints_ends_again_and_refuses_another_run(name, tmp_path):
     saved = tmp_path / "saved"
     arguments = {"batch_size": 30, "epochs": 1, "checkpoint_steps": 10, "learning_rate": 0.1}

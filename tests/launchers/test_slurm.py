@@ -90,7 +90,7 @@ def target(cluster, tmp_path):
 
 
 @needs_slurm
-@pytest.mark.parametrize("strategy", map(with_horovod, JOB_OF))
+@pytest.mark.parametrize("strategy", [*map(with_horovod, JOB_OF)])
 def test_strategies_of_the_workshop_and_of_drivers_train(strategy, target):
     name, arguments = JOB_OF[strategy]
     job = TrainingJob.load(JOBS / name).replace(workers=2, arguments=arguments, timeout="5min")
@@ -101,7 +101,7 @@ def test_strategies_of_the_workshop_and_of_drivers_train(strategy, target):
 
 
 @needs_slurm
-@pytest.mark.parametrize("strategy", map(with_horovod, JOINING))
+@pytest.mark.parametrize("strategy", [*map(with_horovod, JOINING)])
 def test_the_ranks_of_a_framework_s_strategy_join(strategy, make_job, target):
     job = make_job(JOINING[strategy], JOINED, strategy=strategy, workers=2, timeout="5min")
     with target.launch(job) as run:

@@ -26,7 +26,9 @@ def by_ring():
     return losses("ring")
 
 
-@pytest.mark.parametrize("strategy", map(with_horovod, ["workshop_parameter_server", "torch_ddp", "horovod"]))
+@pytest.mark.parametrize(
+    "strategy", [*map(with_horovod, ["workshop_parameter_server", "torch_ddp", "horovod"])]
+)
 def test_a_model_of_given_layers_takes_the_very_same_steps_by_all_strategies(by_ring, strategy):
     assert len(by_ring) == 6
     assert by_ring[-1] < by_ring[0]  # it learns
