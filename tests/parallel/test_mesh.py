@@ -12,10 +12,11 @@ from torch import nn
 from workshop_utils.comm import threads
 from workshop_utils.comm.ring import ring_all_reduce
 from workshop_utils.parallel import mesh
+from workshop_utils.parallel.data import OverlappedDataParallel
 from workshop_utils.parallel.experts import Experts, cut_experts, expert_parameters
 from workshop_utils.parallel.fully_sharded import FullySharded
 from workshop_utils.parallel.gpt import GPT, GPTSizes, batch_of, cross_entropy, gradient_error, manual
-from workshop_utils.parallel.tensor import Region, parallelize
+from workshop_utils.parallel.tensor import Region, parallelize, vocabulary_parallel_cross_entropy
 
 pytestmark = pytest.mark.processes
 
@@ -110,6 +111,33 @@ def test_shards_count_on_every_replica_and_what_another_stage_counts_does_not(ex
             return mesh.gradient_norm(stages, groups), mesh.gradient_norm(stages, groups, everything)
 
     assert threads.run(6, program) == [(pytest.approx(norm, rel=1e-12), 0.0)] * 6
+
+
+@pytest.mark.parametrize("parallel", [FullySharded, OverlappedDataParallel])
+def test_tensor_parallel_layers_over_replicas_that_communicate_during_a_pass_get_the_gradients_of_one_process(
+    parallel,
+):
+    sizes = GPTSizes(layers=3, width=96, heads=4, sequence=24)
+    batch = batch_of(manual(), 1, 6, sizes.sequence)
+    whole = whole_gradients(sizes)
+    norm = nn.utils.clip_grad_norm_(whole.parameters(), math.inf).item()
+
+    def program(communicator):
+        groups = mesh.mesh_of(communicator, data=2, tensor=2)
+        region = Region(groups.tensor)
+        part = parallelize(GPT(sizes, seed=1, dtype=torch.float64), region)
+        tokens, targets = (each.chunk(2)[groups.data.rank] for each in batch)
+        pieces = {"units": part.layers} if parallel is FullySharded else {"bucket_bytes": 1}
+        with parallel(part, groups.replicas, **pieces) as model:
+            for _ in range(5):  # not every one would meet the other groups' messages
+                model.zero_grad()
+                logits = model(tokens)
+                vocabulary_parallel_cross_entropy(logits, targets, region, sizes.vocabulary).backward()
+                if parallel is OverlappedDataParallel:
+                    model.synchronise()
+            return mesh.gradient_norm(nn.ModuleList([model]), groups)
+
+    assert threads.run(4, program) == [pytest.approx(norm, rel=1e-12)] * 4
 
 
 @pytest.mark.parametrize("is_expert", [False, True])

@@ -33,6 +33,7 @@ from torch import Tensor, nn
 
 from workshop_utils.comm.communicator import Communicator, as_array
 from workshop_utils.comm.ring import ring_all_reduce
+from workshop_utils.comm.subset import Subset
 from workshop_utils.comm.tree import tree_broadcast
 
 MEBIBYTE = 1024 * 1024
@@ -164,7 +165,7 @@ class OverlappedDataParallel(BucketedDataParallel):
     def __init__(self, module: nn.Module, communicator: Communicator, **options: Any) -> None:
         super().__init__(module, communicator, **options)
         self._sent: list[Future[None]] = []  # one a bucket that has been handed over
-        self._thread = CommunicationThread()
+        self._thread = CommunicationThread(communicator)
         # Called once a backward pass for each parameter, however often the module has used it.
         self._hooks = [p.register_post_accumulate_grad_hook(self._on_gradient) for p in self._bucket_of]
 
@@ -205,16 +206,27 @@ class OverlappedDataParallel(BucketedDataParallel):
 class CommunicationThread:
     """A rank's second thread, which communicates, one job after the other, while the first one computes.
 
-    Once a job has failed, those after it fail likewise.
+    Once a job has failed, those after it fail likewise. Where jobs use a Subset, they are done at once, on the first
+    thread: other subsets of the same ranks, such as a tensor-parallel group, communicate there.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, communicator: Communicator | None = None) -> None:
         self._failure: Exception | None = None
-        self._pool = ThreadPoolExecutor(max_workers=1, thread_name_prefix="workshop-communication")
+        self._pool: ThreadPoolExecutor | None = None
+        if not isinstance(communicator, Subset):
+            self._pool = ThreadPoolExecutor(max_workers=1, thread_name_prefix="workshop-communication")
 
     def start(self, job: Callable[..., object], *arguments: Any) -> Future[None]:
         """Do `job(*arguments)` once all before it are done."""
-        return self._pool.submit(self._run, job, arguments)
+        if self._pool is not None:
+            return self._pool.submit(self._run, job, arguments)
+        done: Future[None] = Future()
+        try:
+            self._run(job, arguments)
+            done.set_result(None)
+        except Exception as failure:
+            done.set_exception(failure)
+        return done
 
     def _run(self, job: Callable[..., object], arguments: tuple[Any, ...]) -> None:
         if self._failure is not None:
@@ -228,7 +240,8 @@ class CommunicationThread:
 
     def close(self) -> None:
         """End it; what has not begun is cancelled. Safe to call twice."""
-        self._pool.shutdown(cancel_futures=True)
+        if self._pool is not None:
+            self._pool.shutdown(cancel_futures=True)
 
 
 def buckets_of(parameters: dict[str, nn.Parameter], bucket_bytes: int) -> list[dict[str, nn.Parameter]]:
