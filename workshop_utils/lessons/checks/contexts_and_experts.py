@@ -371,7 +371,7 @@ def dropped_rows(results: Any) -> float:
 
     from workshop_utils.parallel.experts import dropped_share
 
-    shares, fewest = [], 40 if os.environ.get("WORKSHOP_SIZE") == "small" else 80
+    shares, fewest = [], 40 if os.environ.get("WORKSHOP_SIZE") == "small" else 60
     for run in runs_of(results, "balance_runs", ranks=3):
         k, steps = (run.arguments.get(name) for name in ("k", "steps"))
         refuse(k != 2, f"`k` is {k}; it must be 2.")
