@@ -41,7 +41,7 @@ LIMIT = 1e-9  # of the difference, with float64
 DIRECTIONS = ("data", "tensor", "pipeline", "context")
 
 
-def arguments() -> argparse.Namespace:
+def arguments() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(description=__doc__, allow_abbrev=False)
     add = parser.add_argument
     for direction in DIRECTIONS:
@@ -63,18 +63,19 @@ def arguments() -> argparse.Namespace:
     add("--clip-norm", type=float, default=1.0, help="limit of the gradient's norm; 0: none")
     add("--check", type=int, choices=(0, 1), default=0)
     add("--seed", type=int, default=0)
-    return parser.parse_args()
+    return parser
 
 
 def plan(options: argparse.Namespace, workers: int) -> tuple[GPTSizes, Schedule]:
     """The model's sizes and each pipeline's schedule; ends the script where they, or the mesh, cannot be."""
     given, is_ring = options, options.attention == "ring"
-    for name, default, needed, is_there in (
-        ("top_k", 2, "experts", given.experts),
-        ("expert_parallel", 1, "experts", given.experts),
-        ("balance", 0.01, "experts", given.experts),
-        ("attention", "ring", "context", given.context - 1),
+    for name, needed, is_there in (
+        ("top_k", "experts", given.experts),
+        ("expert_parallel", "experts", given.experts),
+        ("balance", "experts", given.experts),
+        ("attention", "context", given.context - 1),
     ):
+        default = arguments().get_default(name)
         if getattr(given, name) != default and not is_there:
             right = f"without {needed} it must be {default}, since it does nothing"
             sys.exit(f"{name.replace('_', '-')} is {getattr(given, name)}; {right}")
@@ -251,7 +252,7 @@ def train(
 
 
 def main() -> None:
-    here, options = place.here(), arguments()
+    here, options = place.here(), arguments().parse_args()
     torch.set_num_threads(1)
     sizes, schedule = plan(options, here.world_size)
     with tcp.connect(*place.rendezvous()) as communicator:

@@ -152,7 +152,7 @@ class BucketedDataParallel(NaiveDataParallel):
 
 
 class OverlappedDataParallel(BucketedDataParallel):
-    """During the backward pass, each bucket is all-reduced on a second thread as soon as it is full.
+    """During the backward pass, each bucket is all-reduced on a CommunicationThread as soon as it is full.
 
     All ranks send the buckets in their order, also where a later one is full first. Arrays meet by position: in
     different orders, different buckets would be added up, without an error where their sizes agree. Arguments,
