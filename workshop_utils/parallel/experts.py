@@ -43,6 +43,12 @@ class Routes(NamedTuple):
     probabilities: Tensor
 
 
+def check_choices(k: int, experts: int) -> None:
+    """Raise ValueError unless a token can use `k` of so many experts."""
+    if not 1 <= k <= experts:
+        raise ValueError(f"k is {k}; a token uses at least 1 and at most all of the {experts} experts")
+
+
 class Router(nn.Module):
     """Chooses k experts for each token: those of the largest probability plus `bias`.
 
@@ -62,8 +68,7 @@ class Router(nn.Module):
 
     def __init__(self, width: int, experts: int, k: int) -> None:
         super().__init__()
-        if not 1 <= k <= experts:
-            raise ValueError(f"k is {k}; a token uses at least 1 and at most all of the {experts} experts")
+        check_choices(k, experts)
         self.k, self.scores = k, nn.Linear(width, experts, bias=False)
         self.register_buffer("bias", torch.zeros(experts))
 

@@ -23,7 +23,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from workshop_utils.parallel.experts import Experts
+from workshop_utils.parallel.experts import Experts, check_choices
 
 BYTES = 256
 
@@ -53,9 +53,8 @@ class GPTSizes:
                 raise ValueError(f"{name} is {value}; it must be at least {least}")
         if self.width % self.heads:
             raise ValueError(f"width is {self.width}; it must be a multiple of the {self.heads} heads")
-        if self.experts and self.k > self.experts:
-            most = f"a token uses at least 1 and at most all of the {self.experts} experts"
-            raise ValueError(f"k is {self.k}; {most}")
+        if self.experts:
+            check_choices(self.k, self.experts)
 
     @property
     def head_width(self) -> int:
