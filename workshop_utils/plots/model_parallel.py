@@ -227,7 +227,14 @@ def tensor_roofline(shares: Mapping[str, Mapping[str, Sequence[float]]], counts:
     colours = dict(zip(links, ("model parallel", "server"), strict=False))
     for dashes, (model, by_link) in zip(style.DASHES, shares.items(), strict=False):
         for link, values in by_link.items():
-            style.theory(axes, counts, values, f"{model}, {link}", colour=colours[link], linestyle=dashes)
+            style.theory(
+                axes,
+                counts,
+                values,
+                f"{model}, {link}: {values[-1]:.2g}",
+                colour=colours[link],
+                linestyle=dashes,
+            )
     axes.axhline(1, color=style.QUIET, linewidth=1)
     style.note(axes, "as long as products", (1.2 * counts[0], 1), (0, -4), va="top", color=style.QUIET)
     style.power_axis(axes, list(counts))
