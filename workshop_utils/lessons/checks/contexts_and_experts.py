@@ -202,8 +202,8 @@ def place_weights(answer: Callable[[Order, int, int], Order]) -> str:
         can = f"{100 * least:.0f} % can be had: {_misplaced(yours, timeline, most)}"
         refuse(idle > least + 1e-9, f"{of}, {waits}; {can}.")
     return (
-        "you have built ZB-H1: ranks wait a third as long as with 1F1B, if there are microbatches enough, and no rank "
-        "holds more of them than rank 0 of 1F1B."
+        "your schedule is as good as ZB-H1: ranks wait a third as long as with 1F1B, if there are microbatches enough, "
+        "and no rank holds more of them than rank 0 of 1F1B."
     )
 
 
