@@ -189,6 +189,8 @@ ZEROS = [np.zeros(2), np.zeros(2)]
         (ZEROS, [np.zeros(2), np.zeros(4)[::2]], r"incoming\[1\] is not contiguous"),
         (ZEROS, [np.zeros(4)[::2], np.zeros(2)], r"incoming\[0\] is not contiguous"),
         (ZEROS, ZEROS, r"incoming\[0\] shares memory with outgoing\[0\]"),
+        (ZEROS, ZEROS[::-1], r"incoming\[0\] shares memory with outgoing\[1\]"),
+        (ZEROS, [np.zeros(2)] * 2, r"incoming\[0\] shares memory with incoming\[1\]"),
     ],
 )
 @pytest.mark.parametrize("way", WAYS)
