@@ -85,3 +85,9 @@ def test_rounding_does_not_depend_on_who_is_late(name):
 def test_a_subset_without_this_rank_is_refused():
     with pytest.raises(ValueError, match="rank 1 itself must be among them"):
         threads.run(2, lambda communicator: Subset(communicator, [0]) and None)
+
+
+@pytest.mark.parametrize("ranks", [[0, 1, 1], [0, 1, 7]])
+def test_a_subset_with_a_rank_twice_or_with_one_that_is_not_there_is_refused(ranks):
+    with pytest.raises(ValueError, match="it must have some of the 2 ranks from 0 to 1, each once"):
+        threads.run(2, lambda communicator: Subset(communicator, ranks) and None)

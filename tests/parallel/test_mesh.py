@@ -12,7 +12,7 @@ from torch import nn
 from workshop_utils.comm import threads
 from workshop_utils.comm.ring import ring_all_reduce
 from workshop_utils.parallel import mesh
-from workshop_utils.parallel.data import OverlappedDataParallel
+from workshop_utils.parallel.data import NaiveDataParallel, OverlappedDataParallel
 from workshop_utils.parallel.experts import Experts, cut_experts, expert_parameters
 from workshop_utils.parallel.fully_sharded import FullySharded
 from workshop_utils.parallel.gpt import GPT, GPTSizes, batch_of, cross_entropy, gradient_error, manual
@@ -120,12 +120,12 @@ def test_tensor_parallel_layers_over_replicas_that_communicate_during_a_pass_get
     sizes = GPTSizes(layers=3, width=96, heads=4, sequence=24)
     batch = batch_of(manual(), 1, 6, sizes.sequence)
     whole = whole_gradients(sizes)
-    norm = nn.utils.clip_grad_norm_(whole.parameters(), math.inf).item()
 
     def program(communicator):
         groups = mesh.mesh_of(communicator, data=2, tensor=2)
         region = Region(groups.tensor)
         part = parallelize(GPT(sizes, seed=1, dtype=torch.float64), region)
+        right = dict(parallelize(whole.gradients(), region).named_parameters())
         tokens, targets = (each.chunk(2)[groups.data.rank] for each in batch)
         pieces = {"units": part.layers} if parallel is FullySharded else {"bucket_bytes": 1}
         with parallel(part, groups.replicas, **pieces) as model:
@@ -135,9 +135,25 @@ def test_tensor_parallel_layers_over_replicas_that_communicate_during_a_pass_get
                 vocabulary_parallel_cross_entropy(logits, targets, region, sizes.vocabulary).backward()
                 if parallel is OverlappedDataParallel:
                     model.synchronise()
-            return mesh.gradient_norm(nn.ModuleList([model]), groups)
+            pairs = [(each.grad, right[name]) for name, each in part.named_parameters()]
+            if parallel is FullySharded:
+                pairs = [(each.shard.grad, each.cut(right[name])) for name, each in model.sharded.items()]
+            return len(pairs), all(torch.allclose(*pair, rtol=1e-12, atol=1e-15) for pair in pairs)
 
-    assert threads.run(4, program) == [pytest.approx(norm, rel=1e-12)] * 4
+    assert threads.run(4, program) == [(len([*whole.parameters()]), True)] * 4
+
+
+def test_data_parallelism_refuses_experts_that_are_cut():
+    def program(communicator):
+        part = cut_experts(Experts(3, [nn.Linear(3, 3), nn.Linear(3, 3)], 1), communicator)
+        before = communicator.traffic.bytes_sent.sum()
+        with pytest.raises(
+            ValueError, match=r"module has experts that are cut among 2 ranks; .*: use mesh\."
+        ):
+            NaiveDataParallel(part, communicator)
+        assert communicator.traffic.bytes_sent.sum() == before
+
+    threads.run(2, program)
 
 
 @pytest.mark.parametrize("is_expert", [False, True])

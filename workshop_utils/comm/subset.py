@@ -11,21 +11,24 @@ class Subset(Communicator):
     """`ranks` of `whole`, numbered from 0 in their order. Every one of `ranks` creates it; nothing is sent.
 
     `traffic` counts the messages of this subset, by its own numbers; that of `whole` counts them too. Only `whole`
-    records a trace, and has a say in who `may_die`; errors name ranks by the numbers of `whole`.
+    records a trace with `combine` in it, and has a say in who `may_die`; errors name ranks by the numbers of `whole`.
 
     Attributes:
         ranks: their numbers in `whole`.
 
     Raises:
-        ValueError: if this rank is not among them.
+        ValueError: if this rank is not among them, or one is there twice, or not in `whole`.
     """
 
     def __init__(self, whole: Communicator, ranks: Sequence[int]) -> None:
         if whole.rank not in ranks:
             raise ValueError(f"ranks is {list(ranks)}; rank {whole.rank} itself must be among them")
+        if len(set(ranks)) < len(ranks) or not set(ranks) <= set(range(whole.size)):
+            right = f"it must have some of the {whole.size} ranks from 0 to {whole.size - 1}, each once"
+            raise ValueError(f"ranks is {list(ranks)}; {right}")
         super().__init__(ranks.index(whole.rank), len(ranks), whole.timeout_seconds)
         self._whole, self.ranks = whole, ranks
-        self._scratch = whole._scratch
+        self._scratch, self.shares_links = whole._scratch, True
 
     def combine(self, accumulator: Array, incoming: Array, operation: Operation = "sum") -> None:
         with inside(self._whole, self._collective):

@@ -33,8 +33,8 @@ from torch import Tensor, nn
 
 from workshop_utils.comm.communicator import Communicator, as_array
 from workshop_utils.comm.ring import ring_all_reduce
-from workshop_utils.comm.subset import Subset
 from workshop_utils.comm.tree import tree_broadcast
+from workshop_utils.parallel.experts import Experts
 
 MEBIBYTE = 1024 * 1024
 
@@ -55,10 +55,17 @@ class NaiveDataParallel(nn.Module):
     Args:
         module: on the CPU; of the same structure on all ranks.
         communicator: of these ranks. While a step is under way, nobody else may use it.
+
+    Raises:
+        ValueError: if there are experts that are cut: other ranks have others, which must not be averaged.
     """
 
     def __init__(self, module: nn.Module, communicator: Communicator) -> None:
         super().__init__()
+        groups = (each.communicator for each in module.modules() if isinstance(each, Experts))
+        if shared := max((group.size for group in groups if group), default=1) - 1:
+            right = "ranks have different ones, which must not be averaged: use mesh.synchronise"
+            raise ValueError(f"module has experts that are cut among {shared + 1} ranks; {right}")
         self.module, self.communicator = module, communicator
         broadcast_from_first(communicator, module)
         # named_parameters leaves out the second name of a tied parameter.
@@ -152,12 +159,13 @@ class BucketedDataParallel(NaiveDataParallel):
 
 
 class OverlappedDataParallel(BucketedDataParallel):
-    """During the backward pass, each bucket is all-reduced on a CommunicationThread as soon as it is full.
+    """During the backward pass, each bucket is all-reduced on a second thread as soon as it is full.
 
     All ranks send the buckets in their order, also where a later one is full first. Arrays meet by position: in
     different orders, different buckets would be added up, without an error where their sizes agree. Arguments,
     attributes and errors are those of BucketedDataParallel, which can also add up several backward passes. After a
-    backward pass that failed, close this and make a new one.
+    backward pass that failed, close this and make a new one. Over a Subset, such as a group of a mesh, nothing
+    overlaps.
 
     Use it as a context manager, or call `close` in the end, which ends the thread.
     """
@@ -206,27 +214,21 @@ class OverlappedDataParallel(BucketedDataParallel):
 class CommunicationThread:
     """A rank's second thread, which communicates, one job after the other, while the first one computes.
 
-    Once a job has failed, those after it fail likewise. Where jobs use a Subset, they are done at once, on the first
-    thread: other subsets of the same ranks, such as a tensor-parallel group, communicate there.
+    Once a job has failed, those after it fail likewise. If the jobs' `communicator` shares its links, as a group of a
+    mesh does, the first thread waits for each job, since it may communicate with another group next.
     """
 
     def __init__(self, communicator: Communicator | None = None) -> None:
         self._failure: Exception | None = None
-        self._pool: ThreadPoolExecutor | None = None
-        if not isinstance(communicator, Subset):
-            self._pool = ThreadPoolExecutor(max_workers=1, thread_name_prefix="workshop-communication")
+        self._waits = communicator is not None and communicator.shares_links
+        self._pool = ThreadPoolExecutor(max_workers=1, thread_name_prefix="workshop-communication")
 
     def start(self, job: Callable[..., object], *arguments: Any) -> Future[None]:
         """Do `job(*arguments)` once all before it are done."""
-        if self._pool is not None:
-            return self._pool.submit(self._run, job, arguments)
-        done: Future[None] = Future()
-        try:
-            self._run(job, arguments)
-            done.set_result(None)
-        except Exception as failure:
-            done.set_exception(failure)
-        return done
+        future = self._pool.submit(self._run, job, arguments)
+        if self._waits:
+            future.result()
+        return future
 
     def _run(self, job: Callable[..., object], arguments: tuple[Any, ...]) -> None:
         if self._failure is not None:
@@ -240,8 +242,7 @@ class CommunicationThread:
 
     def close(self) -> None:
         """End it; what has not begun is cancelled. Safe to call twice."""
-        if self._pool is not None:
-            self._pool.shutdown(cancel_futures=True)
+        self._pool.shutdown(cancel_futures=True)
 
 
 def buckets_of(parameters: dict[str, nn.Parameter], bucket_bytes: int) -> list[dict[str, nn.Parameter]]:

@@ -146,7 +146,8 @@ class FullySharded(nn.Module):
     Args:
         module: on the CPU; of the same structure on all ranks.
         communicator: of these ranks. While a pass is under way, nobody else may use it, nor may two of these share it.
-            Over a Subset, such as a group of a mesh, nothing overlaps: other groups communicate on the same thread.
+            Over a Subset, such as a group of a mesh, nothing overlaps, and nothing is prefetched: other groups share
+            its links.
         units: modules within `module`; its children if None. One within another is held beside it.
         ignored: parameters, and modules with all of theirs, that stay replicated; their gradients are all-reduced.
         param_dtype: in which units get their inputs, compute, and travel; each parameter's own if None.
@@ -186,7 +187,8 @@ class FullySharded(nn.Module):
         self.module, self.communicator = module, communicator
         self._thread = data.CommunicationThread(communicator)
         self.events: list[Event] | None = None
-        self._param_dtype, self._reduce_dtype, self._prefetch = param_dtype, reduce_dtype, prefetch
+        self._param_dtype, self._reduce_dtype = param_dtype, reduce_dtype
+        self._prefetch = prefetch and not communicator.shares_links
         self._root = Unit("", keeps=True)
         names, by_module = {each: name for name, each in module.named_modules()}, {module: self._root}
         for each in module.children() if units is None else units:
