@@ -79,3 +79,24 @@ def test_a_weight_that_was_changed_in_place_since_the_forward_pass_is_refused():
         layer.weight.mul_(100)
     with pytest.raises(RuntimeError, match="modified by an inplace operation"):
         y.sum().backward()
+
+
+def test_layers_under_autocast_are_left_as_they_are():
+    layer, x = nn.Linear(3, 2), torch.randn(4, 3)
+    with DeferredWeights() as deferred, torch.autocast("cpu", torch.bfloat16):
+        layer(x).sum().backward()
+    assert not deferred.products
+    assert layer.weight.grad is not None
+
+
+def test_a_product_that_fails_leaves_those_before_it_added_once():
+    layers = [nn.Linear(3, 2) for _ in range(2)]
+    with DeferredWeights() as deferred:
+        for layer in layers:
+            layer(torch.ones(1, 3)).sum().backward()
+    deferred.products[1] = deferred.products[1]._replace(x=torch.ones(1, 5))
+    layers[1].weight.grad = torch.zeros(2, 3)
+    with pytest.raises(RuntimeError, match="Bad in-place call"):
+        deferred.add_to_gradients()
+    deferred.add_to_gradients()
+    assert layers[0].weight.grad.equal(torch.ones(2, 3))

@@ -38,8 +38,8 @@ class DeferredWeights(TorchFunctionMode):
     """As a context: linear layers that run in it leave their weights' gradients to `add_to_gradients`.
 
     These gradients go straight into `.grad`. Layers whose weights are no leaves of the graph, are frozen, or have
-    hooks, as those of a FullySharded, are left as they are, and so is what runs outside the context, as a
-    recomputation. `checkpoint` with `use_reentrant=False`, which must recompute what there was, needs
+    hooks, as those of a FullySharded, are left as they are, and so is what runs under autocast, or outside the context,
+    as a recomputation. `checkpoint` with `use_reentrant=False`, which must recompute what there was, needs
     `context_fn=lambda: (nullcontext(), deferred)`.
 
     The hooks of PyTorch's DDP cannot be seen: it must not wrap such a module, whose gradients it would not average. Any
@@ -56,7 +56,11 @@ class DeferredWeights(TorchFunctionMode):
     def __torch_function__(
         self, function: Callable[..., Any], types: Any, args: Any = (), kwargs: Any = None
     ) -> Any:
-        if function is functional.linear and not kwargs:
+        if (
+            function is functional.linear
+            and not kwargs
+            and not torch.is_autocast_enabled(args[0].device.type)
+        ):
             return self._linear(*args)
         return function(*args, **(kwargs or {}))
 
@@ -71,7 +75,8 @@ class DeferredWeights(TorchFunctionMode):
     @torch.no_grad()
     def add_to_gradients(self) -> None:
         """Compute what is left to do, and add it to the gradients."""
-        for weight, bias, x, gradient in self.products:
+        while self.products:
+            weight, bias, x, gradient = self.products.pop(0)  # first, so that nothing is added twice
             rows, inputs = (torch.atleast_2d(each).flatten(0, -2) for each in (gradient, x))
             if weight.grad is None:
                 weight.grad = rows.t() @ inputs
