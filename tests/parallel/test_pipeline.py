@@ -162,6 +162,9 @@ def test_stages_and_messages_that_are_not_those_of_the_schedule_are_refused():
         two = dict.fromkeys((0, 1), EmulatedStage(communicator, 0, 0, np.zeros((2, 3))))
         with pytest.raises(ValueError, match=r"shape is \(3, 2\); forward of stage 0 gave .* shape \(2, 3\)"):
             run(schedule_of("interleaved", 1, 1, 2), two, communicator, (3, 2))
+        two[0] = ModuleStage(nn.Identity(), lambda _: torch.zeros(1), lambda given, _: given.sum())
+        with pytest.raises(ValueError, match=r"shape is \(3, 2\); forward of stage 0 gave nothing"):
+            run(schedule_of("interleaved", 1, 1, 2), two, communicator, [3, 2])
 
     threads.run(2, program)
     threads.run(1, alone)

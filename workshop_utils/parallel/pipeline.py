@@ -1,6 +1,7 @@
 """Runs any pipeline schedule between real ranks, or in virtual time: passes, and the messages between them.
 
-    stages = {rank: ModuleStage(parts[rank], inputs=tokens_of, loss=loss_of)}
+    is_last = rank == communicator.size - 1
+    stages = {rank: ModuleStage(parts[rank], None if rank else tokens_of, loss_of if is_last else None)}
     timeline = run(one_f_one_b(communicator.size, 8), stages, communicator, (4, 48, 64))
 
 `program` turns a schedule into what one rank does, step after step; `run` does it. A stage is anything with `forward`
@@ -138,7 +139,7 @@ def run(
         if (is_split := getattr(each, "is_split", schedule.is_split)) != schedule.is_split:
             right = f"schedule {schedule.name!r} needs {schedule.is_split}; EmulatedStages with weight_seconds split"
             raise ValueError(f"is_split of stage {number} is {is_split}; {right}")
-    results: dict[Pass, Any] = {}
+    shape, results = tuple(shape), dict[Pass, Any]()
     timeline: list[Timed] = []
     for step in program(schedule, communicator.rank):
         if isinstance(step, Exchange):
@@ -157,9 +158,9 @@ def run(
         else:
             act = stage.forward if step.kind == "forward" else stage.backward
             results[step] = result = act(step.microbatch, incoming)
-            if schedule.consumer(step) is not None and result is not None and result.shape != shape:
-                given = f"{step.kind} of stage {step.stage} gave an array of shape {result.shape}"
-                raise ValueError(f"shape is {shape}; {given}")
+            if schedule.consumer(step) is not None and getattr(result, "shape", None) != shape:
+                gave = "nothing" if result is None else f"an array of shape {result.shape}"
+                raise ValueError(f"shape is {shape}; {step.kind} of stage {step.stage} gave {gave}")
         timeline.append(Timed(communicator.rank, step, start, communicator.now()))
     return timeline
 
