@@ -76,7 +76,7 @@ def plan(options: argparse.Namespace, workers: int) -> tuple[GPTSizes, Schedule]
         ("attention", "context", given.context - 1),
     ):
         default = arguments().get_default(name)
-        if getattr(given, name) != default and not is_there:
+        if getattr(given, name) not in (default, 0) and not is_there:
             right = f"without {needed} it must be {default}, since it does nothing"
             sys.exit(f"{name.replace('_', '-')} is {getattr(given, name)}; {right}")
     for name in ("steps", "batch_size", "top_k", "expert_parallel"):
@@ -242,7 +242,7 @@ def train(
             if last in stages:
                 values["loss_error"] = abs(values["loss"] - result[0])
         place.report(step=step, **values)
-    ring_all_reduce(communicator, worst, "max")
+    ring_all_reduce(communicator, worst, "max")  # nobody leaves before all are done
     if options.check:
         said = f"gradients differ from those of one process by {worst[0]:.0e} of the largest"
         if not worst[0] <= LIMIT:  # also for NaN
