@@ -56,19 +56,16 @@ class DeferredWeights(TorchFunctionMode):
     def __torch_function__(
         self, function: Callable[..., Any], types: Any, args: Any = (), kwargs: Any = None
     ) -> Any:
-        if (
-            function is functional.linear
-            and not kwargs
-            and not torch.is_autocast_enabled(args[0].device.type)
-        ):
+        if function is functional.linear and not kwargs:
             return self._linear(*args)
         return function(*args, **(kwargs or {}))
 
     def _linear(self, x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Any:
-        parameters = [weight] if bias is None else [weight, bias]
+        parameters, device = [weight] if bias is None else [weight, bias], x.device.type
         # Hooks, PyTorch has no public name for them, would see no gradient.
         have_hooks = any(each._backward_hooks or each._post_accumulate_grad_hooks for each in parameters)
-        if not have_hooks and all(each.is_leaf and each.requires_grad for each in parameters):
+        is_cast = torch.amp.is_autocast_available(device) and torch.is_autocast_enabled(device)
+        if not (have_hooks or is_cast) and all(each.is_leaf and each.requires_grad for each in parameters):
             return _Linear.apply(x, weight, bias, self.products)
         return functional.linear(x, weight, bias)
 
@@ -76,16 +73,16 @@ class DeferredWeights(TorchFunctionMode):
     def add_to_gradients(self) -> None:
         """Compute what is left to do, and add it to the gradients."""
         while self.products:
-            weight, bias, x, gradient = self.products.pop(0)  # first, so that nothing is added twice
+            weight, bias, x, gradient = self.products[0]
             rows, inputs = (torch.atleast_2d(each).flatten(0, -2) for each in (gradient, x))
+            total = rows.sum(dim=0)
             if weight.grad is None:
                 weight.grad = rows.t() @ inputs
             else:
                 weight.grad.addmm_(rows.t(), inputs)
             if bias is not None:
-                total = rows.sum(dim=0)
                 bias.grad = total if bias.grad is None else bias.grad.add_(total)
-        self.products.clear()
+            del self.products[0]  # one that fails is left, and none is added twice
 
 
 class _Linear(torch.autograd.Function):
