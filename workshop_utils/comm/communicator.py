@@ -155,6 +155,7 @@ class Communicator(ABC):
             same: half a message may have left. Only processes can die so (`tcp`, `stamped`).
         traffic: what this rank has sent and received.
         trace: set to [] to record events.
+        ranks: their numbers in the whole communicator, if this is one of some of its ranks.
         shares_links: whether messages of others, such as neighbouring groups, go over the same links.
     """
 
@@ -163,6 +164,7 @@ class Communicator(ABC):
         self.may_die: Collection[int] = ()
         self.traffic = Traffic(size)
         self.trace: list[Event] | None = None
+        self.ranks: Sequence[int] = range(size)
         self.shares_links = False
         self._collective = ""  # the outermost collective that is running: see `inside`
         self._scratch: dict[str, Any] = {}

@@ -43,7 +43,7 @@ class StampedCommunicator(Communicator):
         self._inner, self._bandwidths, self._latency_seconds = inner, bandwidths, latency_seconds
         self._uplink, self._downlink = (Queue(bandwidths[inner.rank]) for _ in range(2))
         super().__init__(inner.rank, inner.size, inner.timeout_seconds)
-        self.shares_links = inner.shares_links
+        self.ranks, self.shares_links = inner.ranks, inner.shares_links
 
     def close(self) -> None:
         self._inner.close()

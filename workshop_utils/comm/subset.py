@@ -13,11 +13,8 @@ class Subset(Communicator):
     `traffic` counts the messages of this subset, by its own numbers; that of `whole` counts them too. Only `whole`
     records a trace with `combine` in it, and has a say in who `may_die`; errors name ranks by the numbers of `whole`.
 
-    Attributes:
-        ranks: their numbers in `whole`.
-
     Raises:
-        ValueError: if this rank is not among them, or one is there twice, or not in `whole`.
+        ValueError: if this rank is not among them, or one is there twice, or is not in `whole`.
     """
 
     def __init__(self, whole: Communicator, ranks: Sequence[int]) -> None:

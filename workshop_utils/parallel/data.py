@@ -57,15 +57,16 @@ class NaiveDataParallel(nn.Module):
         communicator: of these ranks. While a step is under way, nobody else may use it.
 
     Raises:
-        ValueError: if there are experts that are cut: other ranks have others, which must not be averaged.
+        ValueError: if there are experts that are cut among some of these ranks, and must not be averaged.
     """
 
     def __init__(self, module: nn.Module, communicator: Communicator) -> None:
         super().__init__()
-        groups = (each.communicator for each in module.modules() if isinstance(each, Experts))
-        if shared := max((group.size for group in groups if group), default=1) - 1:
-            right = "ranks have different ones, which must not be averaged: use mesh.synchronise"
-            raise ValueError(f"module has experts that are cut among {shared + 1} ranks; {right}")
+        for each in module.modules():
+            group = each.communicator if isinstance(each, Experts) else None
+            if group and len({*group.ranks}.intersection(communicator.ranks)) > 1:
+                right = "ranks have different ones, which must not be averaged: use mesh.synchronise"
+                raise ValueError(f"module has experts that are cut among {group.size} ranks; {right}")
         self.module, self.communicator = module, communicator
         broadcast_from_first(communicator, module)
         # named_parameters leaves out the second name of a tied parameter.
@@ -164,8 +165,8 @@ class OverlappedDataParallel(BucketedDataParallel):
     All ranks send the buckets in their order, also where a later one is full first. Arrays meet by position: in
     different orders, different buckets would be added up, without an error where their sizes agree. Arguments,
     attributes and errors are those of BucketedDataParallel, which can also add up several backward passes. After a
-    backward pass that failed, close this and make a new one. Over a Subset, such as a group of a mesh, nothing
-    overlaps.
+    backward pass that failed, close this and make a new one. If the communicator shares its links, as a
+    group of a mesh does, nothing overlaps.
 
     Use it as a context manager, or call `close` in the end, which ends the thread.
     """
@@ -224,7 +225,7 @@ class CommunicationThread:
         self._pool = ThreadPoolExecutor(max_workers=1, thread_name_prefix="workshop-communication")
 
     def start(self, job: Callable[..., object], *arguments: Any) -> Future[None]:
-        """Do `job(*arguments)` once all before it are done."""
+        """Do `job(*arguments)` once all before it are done. If it waits, it raises what the job raises."""
         future = self._pool.submit(self._run, job, arguments)
         if self._waits:
             future.result()

@@ -146,8 +146,7 @@ class FullySharded(nn.Module):
     Args:
         module: on the CPU; of the same structure on all ranks.
         communicator: of these ranks. While a pass is under way, nobody else may use it, nor may two of these share it.
-            Over a Subset, such as a group of a mesh, nothing overlaps, and nothing is prefetched: other groups share
-            its links.
+            If it shares its links, as a group of a mesh does, nothing overlaps, and nothing is prefetched.
         units: modules within `module`; its children if None. One within another is held beside it.
         ignored: parameters, and modules with all of theirs, that stay replicated; their gradients are all-reduced.
         param_dtype: in which units get their inputs, compute, and travel; each parameter's own if None.

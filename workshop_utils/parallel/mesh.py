@@ -136,7 +136,7 @@ def _shards(module: nn.Module, mesh: Mesh) -> set[nn.Parameter]:
             continue
         name = "experts" if isinstance(each, Experts) else "replicas"
         group, size = getattr(mesh, name), each.communicator.size if each.communicator else 1
-        ranks = group.ranks if size == 1 else list(getattr(each.communicator, "ranks", range(size)))
+        ranks = [*each.communicator.ranks] if each.communicator and size > 1 else group.ranks
         if size != group.size or ranks != group.ranks:
             right = f"cut it over mesh.{name}, which has {group.size}: {group.ranks}"
             raise ValueError(f"communicator of {type(each).__name__} has {size} ranks; {right}")
