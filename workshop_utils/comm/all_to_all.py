@@ -82,9 +82,9 @@ def _exchange(
         raise ValueError(f"outgoing[{rank}] has {given.size} × {given.dtype}; {right}")
     both = {"outgoing": sent, "incoming": received}
     arrays = {
-        f"{name}[{rank}]": part
+        f"{name}[{number}]": part
         for name, parts in both.items()
-        for rank, part in enumerate(parts)
+        for number, part in enumerate(parts)
         if type(part) is np.ndarray  # in simulated time they have no memory
     }
     for source, own in enumerate(received):
@@ -127,8 +127,8 @@ def uneven_all_to_all_seconds(
     Follows the steps by the rules of `topology`; a rank receives its parts in the order of its steps. Never less than α
     and the most bytes that one rank sends or receives, over B: as much where one rank receives far more than the
     others, about 1.3 times as much among 8 with parts of any size and little latency. On the simulated clock a later
-    part may overtake an earlier one: equal for up to 3 ranks, beyond between 0.5 and 2 times its seconds, mostly within
-    a quarter.
+    part may overtake an earlier one: equal for up to 3 ranks, beyond that its seconds are 0.5 to 2 times
+    these, mostly 0.75 to 1.25.
     """
     seconds = np.asarray(nbytes) / bandwidth_bytes_per_second
     ranks = np.arange(len(seconds))

@@ -158,8 +158,9 @@ def run(
         else:
             act = stage.forward if step.kind == "forward" else stage.backward
             results[step] = result = act(step.microbatch, incoming)
-            if schedule.consumer(step) is not None and getattr(result, "shape", None) != shape:
-                gave = "nothing" if result is None else f"an array of shape {result.shape}"
+            made = getattr(result, "shape", None)
+            if schedule.consumer(step) is not None and made != shape:
+                gave = "nothing" if result is None else f"an array of shape {made}" if made else repr(result)
                 raise ValueError(f"shape is {shape}; {step.kind} of stage {step.stage} gave {gave}")
         timeline.append(Timed(communicator.rank, step, start, communicator.now()))
     return timeline

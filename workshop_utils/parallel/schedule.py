@@ -16,8 +16,8 @@ does. A schedule is no more than the order of passes on every rank:
 | `gpipe` | Huang et al. (2019), without their recomputation | (p − 1)/(m + p − 1) | m |
 | `one_f_one_b` | PipeDream-Flush, Narayanan et al. (2021a) | (p − 1)/(m + p − 1) | p − rank, at most m |
 | `interleaved` | Narayanan et al. (2021b), section 2.2 | (p − 1)/(v · m + p − 1) | up to p (1 + (p − 1)/(p · v)) |
-| `zb_h1` | Qi et al. (2023), section 2.1 | (p − 1)/(3 m + p − 1), from m = p on | at most p, and m |
-| `zbv` | Qi et al. (2023), section 6 | (p − 1)/(6 m + p − 1), from m = 2 p − 1 on | at most p, and m |
+| `zb_h1` | Qi et al. (2023), section 2.1 | (p − 1)/(3 m + p − 1), from m = p on | at most min(p, m) |
+| `zbv` | Qi et al. (2023), section 6 | (p − 1)/(6 m + p − 1), from m = 2 p − 1 on | at most min(p, m) |
 
 The last two split the backward pass. Their shares are those of three passes that take equally long; they hold a
 microbatch until its weight pass.
