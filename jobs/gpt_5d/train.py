@@ -68,15 +68,15 @@ def arguments() -> argparse.ArgumentParser:
 
 def plan(options: argparse.Namespace, workers: int) -> tuple[GPTSizes, Schedule]:
     """The model's sizes and each pipeline's schedule; ends the script where they, or the mesh, cannot be."""
-    given, is_ring = options, options.attention == "ring"
+    given, is_ring, default_of = options, options.attention == "ring", arguments().get_default
     for name, needed, is_there in (
         ("top_k", "experts", given.experts),
         ("expert_parallel", "experts", given.experts),
-        ("balance", "experts", given.experts),
+        ("balance", "experts", given.experts or not given.balance),
         ("attention", "context", given.context - 1),
     ):
-        default = arguments().get_default(name)
-        if getattr(given, name) not in (default, 0) and not is_there:
+        default = default_of(name)
+        if getattr(given, name) != default and not is_there:
             right = f"without {needed} it must be {default}, since it does nothing"
             sys.exit(f"{name.replace('_', '-')} is {getattr(given, name)}; {right}")
     for name in ("steps", "batch_size", "top_k", "expert_parallel"):
