@@ -18,6 +18,7 @@ from workshop_utils.comm.communicator import chunk
 from workshop_utils.comm.halving_doubling import halving_doubling_all_reduce
 from workshop_utils.comm.ring import ring_all_gather, ring_all_reduce, ring_reduce_scatter
 from workshop_utils.comm.subset import Subset
+from workshop_utils.launchers.local import hang
 from workshop_utils.lessons import checks
 from workshop_utils.lessons.checks import (
     NotYet,
@@ -430,7 +431,11 @@ def test_another_right_answer_is_right(check, answer):
 
 
 @pytest.mark.processes
-def test_time_that_starting_takes_is_not_held_against_an_answer():
+@pytest.mark.parametrize("late", [0, 3])
+def test_time_that_starting_takes_is_not_held_against_an_answer(late, monkeypatch):
+    """Not even if ranks begin, and return, while they are asked for their stacks."""
+    ask = hang.Hang.ask
+    monkeypatch.setattr(hang.Hang, "ask", lambda *each: time.sleep(late) or ask(*each))
     with pytest.raises(NotYet, match="not enough to start the ranks"):
         processes.values_on_ranks("on 2 ranks", 2, lambda _: 0, {}, timeout="0.01s")
 
