@@ -417,7 +417,7 @@ def fail_instead(communicator):
     ],
 )
 def test_what_the_others_do_not_outlive_is_told_of_them(program, words):
-    timeout = "3s" if program is wait_for_each_other else "60s"
+    timeout = "10s" if program is wait_for_each_other else "60s"
     text = failure_of(3, program, may_die=[1], timeout=timeout)
     assert all(re.search(word, text) for word in words), text
 
@@ -572,9 +572,9 @@ def test_at_the_time_limit_stacks_are_grouped_and_say_who_waits_for_whom():
         ring_all_reduce(communicator, np.zeros(100))
 
     with pytest.raises(RanksFailed) as failure:
-        on_ranks(4, program, timeout="1s")
+        on_ranks(4, program, timeout="6s")
     text = str(failure.value)
-    assert text.startswith("the program did not end within 1 s. rank 2 waits at test_on_ranks.py, line ")
+    assert text.startswith("the program did not end within 6 s. rank 2 waits at test_on_ranks.py, line ")
     assert "rank 0, rank 1, rank 3 wait at test_on_ranks.py, line " in text
     assert text.count("innermost call first") == 2
     for rank, peer in ((0, 3), (1, 0), (3, 2)):
@@ -586,7 +586,7 @@ def test_ranks_that_have_all_returned_and_do_not_end_show_where_they_stand():
     def program(communicator):
         os._exit = lambda code: time.sleep(60)
 
-    text = failure_of(2, program, timeout="3s")
+    text = failure_of(2, program, timeout="8s")
     assert " ranks 0, 1 of 2 had returned from the program. rank 0, rank 1 wait at test_on_ranks.py, " in text
 
 
