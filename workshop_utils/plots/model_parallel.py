@@ -168,7 +168,7 @@ def bytes_sent(
     axes.set_xticks(line)
     plain, sequence = (sum(series.values()) for series in counted.values())
     more = f"{100 * (sequence / plain - 1):.0f} % more with sequence parallelism"
-    finding = f"A rank's traffic grows with N, and is {more}"
+    finding = f"A rank's traffic levels off, and is {more}"
     activation = f"an activation, between two blocks, takes {nbytes / 1e3:,.0f} kB"
     return style.finish(axes, finding, f"points: counted, to {most} ranks; lines: formulas; {activation}")
 
@@ -240,7 +240,7 @@ def tensor_roofline(shares: Mapping[str, Mapping[str, Sequence[float]]], counts:
     style.power_axis(axes, list(counts))
     axes.set_yscale("log")
     style.log_ticks(axes.yaxis)
-    axes.set(xlabel="tensor-parallel ranks N", ylabel="all-reduces / products, seconds")
+    axes.set(xlabel="tensor-parallel ranks N", ylabel="time of all-reduces / time of products")
     ratios = [" and ".join(f"{100 * values[link][-1]:.0f} %" for values in shares.values()) for link in links]
     finding = f"{counts[-1]} ranks over {links[0]}: all-reduces take {ratios[0]} of the products' time"
     form = "closed form: rings at full bandwidth, products at the peak, nothing overlaps"
