@@ -116,3 +116,14 @@ def test_a_sequence_without_equal_shares_and_more_ranks_than_heads_are_refused()
             parallelize(GPT(GPTSizes(layers=1, width=8, heads=1, sequence=4)), region)
 
     threads.run(2, rank_main)
+
+
+def test_parts_of_frozen_layers_are_frozen():
+    def rank_main(communicator):
+        model = GPT(EVEN)
+        model.layers[:2].requires_grad_(False)
+        parallelize(model, Region(communicator))
+        flags = [{each.requires_grad for each in layer.parameters()} for layer in model.layers]
+        assert flags == [{False}, {False}, {True}, {True}]
+
+    threads.run(2, rank_main)

@@ -141,8 +141,8 @@ class Cut(nn.Module):
         self.region = region
 
 
-def _part(whole: Tensor) -> nn.Parameter:
-    return nn.Parameter(whole.detach().clone())
+def _part(whole: Tensor, own: Any = ...) -> nn.Parameter:
+    return nn.Parameter(whole.detach()[own].clone(), whole.requires_grad)
 
 
 class ColumnParallelLinear(Cut):
@@ -159,8 +159,8 @@ class ColumnParallelLinear(Cut):
     def __init__(self, linear: nn.Linear, region: Region, unit: int = 1) -> None:
         super().__init__(region)
         own = _share(region, linear.out_features, unit)
-        self.weight = _part(linear.weight[own])
-        self.bias = None if linear.bias is None else _part(linear.bias[own])
+        self.weight = _part(linear.weight, own)
+        self.bias = None if linear.bias is None else _part(linear.bias, own)
 
     def forward(self, x: Tensor) -> Tensor:
         if self.region.sequence_parallel:
@@ -173,7 +173,7 @@ class RowParallelLinear(Cut):
 
     def __init__(self, linear: nn.Linear, region: Region, unit: int = 1) -> None:
         super().__init__(region)
-        self.weight = _part(linear.weight[:, _share(region, linear.in_features, unit)])
+        self.weight = _part(linear.weight, (..., _share(region, linear.in_features, unit)))
         self.bias = None if linear.bias is None else _part(linear.bias)
 
     def forward(self, x: Tensor) -> Tensor:
@@ -197,7 +197,7 @@ class VocabularyParallelEmbedding(Cut):
     def __init__(self, embedding: Embedding, region: Region) -> None:
         super().__init__(region)
         self.tokens = region.own(embedding.token.num_embeddings)
-        self.token = _part(embedding.token.weight[self.tokens])
+        self.token = _part(embedding.token.weight, self.tokens)
         self.position = _part(embedding.position.weight)
         self.places = embedding.places
 
