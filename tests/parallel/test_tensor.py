@@ -127,3 +127,20 @@ def test_parts_of_frozen_layers_are_frozen():
         assert flags == [{False}, {False}, {True}, {True}]
 
     threads.run(2, rank_main)
+
+
+@pytest.mark.parametrize("token", [-100, 10])
+def test_tokens_outside_the_vocabulary_and_logits_of_another_one_are_refused(token):
+    def rank_main(communicator):
+        region, tokens = Region(communicator), torch.tensor([[9, token]])
+        message = f" has {token}; each must be at least 0 and below 10"
+        embedding = parallelize(GPT(GPTSizes(vocabulary=10)).layers[0], region)
+        with pytest.raises(ValueError, match=f"tokens{message}"):
+            embedding(tokens)
+        with pytest.raises(ValueError, match=f"targets{message}"):
+            vocabulary_parallel_cross_entropy(torch.zeros(1, 2, 5), tokens, region, 10)
+        right = "of a vocabulary of 12 this rank's part is 6"
+        with pytest.raises(ValueError, match=f"logits are for 5 tokens; {right}"):
+            vocabulary_parallel_cross_entropy(torch.zeros(1, 2, 5), tokens.clamp(0, 9), region, 12)
+
+    threads.run(2, rank_main)

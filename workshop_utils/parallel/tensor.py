@@ -190,18 +190,24 @@ def _share(region: Region, features: int, unit: int) -> slice:
 
 
 class VocabularyParallelEmbedding(Cut):
-    """Each rank knows some of the tokens; those of others count as zero before the sum."""
+    """Each rank knows some of the tokens; those of others count as zero before the sum.
+
+    Raises:
+        ValueError: if there are more ranks than tokens; in a forward pass, for tokens outside the vocabulary.
+    """
 
     cut = ("token",)
 
     def __init__(self, embedding: Embedding, region: Region) -> None:
         super().__init__(region)
-        self.tokens = region.own(embedding.token.num_embeddings)
+        self.vocabulary = embedding.token.num_embeddings
+        self.tokens = _share(region, self.vocabulary, 1)
         self.token = _part(embedding.token.weight, self.tokens)
         self.position = _part(embedding.position.weight)
         self.places = embedding.places
 
     def forward(self, tokens: Tensor) -> Tensor:
+        _check_tokens("tokens", tokens, self.vocabulary)
         foreign = (tokens < self.tokens.start) | (tokens >= self.tokens.stop)
         local = (tokens - self.tokens.start).masked_fill(foreign, 0)
         own = functional.embedding(local, self.token).masked_fill(foreign.unsqueeze(-1), 0.0)
@@ -223,9 +229,22 @@ def vocabulary_parallel_cross_entropy(
         targets: (batch, sequence) tokens of the whole vocabulary; the same on every rank.
         region: the ranks whose parts, in their order, make the vocabulary.
         vocabulary: how many tokens there are.
+
+    Raises:
+        ValueError: if `logits` are not for as many tokens as this rank's part has, or a target is no token.
     """
-    first = region.own(vocabulary).start
-    return _VocabularyParallelCrossEntropy.apply(logits, targets, region, first)
+    own = region.own(vocabulary)
+    if logits.shape[-1] != own.stop - own.start:
+        right = f"of a vocabulary of {vocabulary} this rank's part is {own.stop - own.start}"
+        raise ValueError(f"logits are for {logits.shape[-1]} tokens; {right}")
+    _check_tokens("targets", targets, vocabulary)
+    return _VocabularyParallelCrossEntropy.apply(logits, targets, region, own.start)
+
+
+def _check_tokens(name: str, tokens: Tensor, vocabulary: int) -> None:
+    outside = tokens[(tokens < 0) | (tokens >= vocabulary)]
+    if len(outside):
+        raise ValueError(f"{name} has {outside[0]}; each must be at least 0 and below {vocabulary}")
 
 
 class _VocabularyParallelCrossEntropy(torch.autograd.Function):
