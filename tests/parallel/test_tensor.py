@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+from torch import nn
 
 from workshop_utils.comm import threads
 from workshop_utils.parallel.gpt import (
@@ -15,6 +16,7 @@ from workshop_utils.parallel.gpt import (
 )
 from workshop_utils.parallel.tensor import (
     Region,
+    VocabularyParallelEmbedding,
     block_bytes_sent,
     ends_bytes_sent,
     finish_gradients,
@@ -125,6 +127,52 @@ def test_parts_of_frozen_layers_are_frozen():
         parallelize(model, Region(communicator))
         flags = [{each.requires_grad for each in layer.parameters()} for layer in model.layers]
         assert flags == [{False}, {False}, {True}, {True}]
+
+    threads.run(2, rank_main)
+
+
+def tied(model):
+    model.layers[-1].vocabulary.weight = model.layers[0].token.weight
+    return model
+
+
+def without_up(model):
+    model.layers[2].mlp = nn.Sequential(nn.Linear(24, 24))
+    return model
+
+
+def embedding_of_two_tokens(_):
+    return GPT(GPTSizes(width=24, vocabulary=2)).layers[0]
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (tied, "layers.0 shares a parameter with another layer"),
+        (without_up, "mlp is a Sequential; to be cut it needs layers up and down"),
+        (embedding_of_two_tokens, "3 ranks cannot share 2 units of 1 features"),
+    ],
+)
+def test_a_model_that_cannot_be_cut_is_refused_before_any_of_it_is(change, message):
+    def rank_main(communicator):
+        model = change(GPT(EVEN))
+        before = list(model.modules())
+        with pytest.raises(ValueError, match=message):
+            parallelize(model, Region(communicator))
+        assert list(model.modules()) == before
+
+    threads.run(3, rank_main)
+
+
+def test_a_layer_in_two_places_is_cut_once():
+    def rank_main(communicator):
+        model = GPT(EVEN)
+        model.layers.insert(0, model.layers[0])
+        model.layers.insert(3, model.layers[2])
+        layers = parallelize(model, Region(communicator)).layers
+        assert layers[0] is layers[1]
+        assert isinstance(layers[0], VocabularyParallelEmbedding)
+        assert layers[2] is layers[3]
 
     threads.run(2, rank_main)
 

@@ -23,7 +23,8 @@ PyTorch's `nn.Linear` keeps A transposed, so that a cut by columns is one by the
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 import torch
@@ -283,28 +284,43 @@ def parallelize(module: nn.Module, region: Region) -> nn.Module:
         `module`, or what replaces it if it is an Embedding itself.
 
     Raises:
-        ValueError: if there are more ranks than attention heads, hidden units or tokens to share, or the sequence is to
-            be cut too and there are experts.
+        ValueError: if there are more ranks than attention heads, hidden units or tokens to share, the sequence is to be
+            cut too and there are experts, a layer to be cut shares a parameter with another one, or an MLP is not made
+            of `up` and `down`; then nothing is cut.
     """
     if region.sequence_parallel and any(isinstance(each, Experts) for each in module.modules()):
         raise ValueError("sequence_parallel is True; experts are cut without it: use Region(communicator)")
-    if isinstance(module, Embedding):
-        return VocabularyParallelEmbedding(module, region)
-    if isinstance(module, Block):
-        attention, unit = module.attention, module.attention.head_width
-        attention.qkv = ColumnParallelLinear(attention.qkv, region, 3 * unit)  # type: ignore[assignment]
-        attention.out = RowParallelLinear(attention.out, region, unit)  # type: ignore[assignment]
-        # Of experts each is cut; the router is whole on every rank.
-        mlps: Any = module.mlp.experts.values() if isinstance(module.mlp, Experts) else [module.mlp]
-        for mlp in mlps:
-            mlp.up = ColumnParallelLinear(mlp.up, region)
-            mlp.down = RowParallelLinear(mlp.down, region)
-    elif isinstance(module, Head):
-        module.vocabulary = ColumnParallelLinear(module.vocabulary, region)  # type: ignore[assignment]
-    else:
-        for name, child in module.named_children():
-            setattr(module, name, parallelize(child, region))
-    return module
+    root, parts = nn.ModuleList([module]), dict(_parts(module, region))
+    layers_with = Counter(each for layer in module.modules() for each in layer.parameters(recurse=False))
+    for path, layer in root.named_modules():
+        if layer in parts and any(layers_with[each] > 1 for each in layer.parameters()):
+            name = path.partition(".")[2] or "the Embedding"
+            raise ValueError(f"{name} shares a parameter with another layer; to be cut it needs its own")
+    for path, layer in list(root.named_modules(remove_duplicate=False)):
+        if layer in parts:
+            owner, _, name = path.rpartition(".")
+            setattr(root.get_submodule(owner), name, parts[layer])
+    return root[0]
+
+
+def _parts(module: nn.Module, region: Region) -> Iterator[tuple[nn.Module, Cut]]:
+    """Each layer that is to be cut, with this rank's part of it."""
+    for each in module.modules():
+        if isinstance(each, Embedding):
+            yield each, VocabularyParallelEmbedding(each, region)
+        elif isinstance(each, Head):
+            yield each.vocabulary, ColumnParallelLinear(each.vocabulary, region)
+        elif isinstance(each, Block):
+            attention, unit = each.attention, each.attention.head_width
+            yield attention.qkv, ColumnParallelLinear(attention.qkv, region, 3 * unit)
+            yield attention.out, RowParallelLinear(attention.out, region, unit)
+            # Of experts each is cut; the router is whole on every rank.
+            mlps: Any = each.mlp.experts.values() if isinstance(each.mlp, Experts) else [each.mlp]
+            for mlp in mlps:
+                if not (hasattr(mlp, "up") and hasattr(mlp, "down")):
+                    raise ValueError(f"mlp is a {type(mlp).__name__}; to be cut it needs layers up and down")
+                yield mlp.up, ColumnParallelLinear(mlp.up, region)
+                yield mlp.down, RowParallelLinear(mlp.down, region)
 
 
 def cut_parameters(module: nn.Module) -> set[Any]:
