@@ -81,6 +81,21 @@ def test_a_weight_that_was_changed_in_place_since_the_forward_pass_is_refused():
         y.sum().backward()
 
 
+@pytest.mark.parametrize("shape", [(3,), (4, 3), (2, 4, 3)])
+def test_what_a_layer_gives_can_be_changed_in_place(shape):
+    layer, x = nn.Linear(3, 3), torch.randn(shape)
+    layer(x).relu_().square().sum().backward()
+    expected = [each.grad for each in layer.parameters()]
+    layer.zero_grad()
+    with DeferredWeights() as deferred:
+        y = layer(x).relu_()
+    y.square().sum().backward()
+    assert deferred.products
+    deferred.add_to_gradients()
+    for each, gradient in zip(layer.parameters(), expected, strict=True):
+        assert torch.allclose(each.grad, gradient, rtol=1e-5)
+
+
 def test_layers_under_autocast_are_left_as_they_are():
     layer, x = nn.Linear(3, 2), torch.randn(4, 3)
     with DeferredWeights() as deferred, torch.autocast("cpu", torch.bfloat16):

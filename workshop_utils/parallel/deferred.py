@@ -26,7 +26,10 @@ from torch.overrides import TorchFunctionMode
 
 
 class Product(NamedTuple):
-    """What is left to do for one call of a linear layer: the product of `gradient` and `x`, and a sum for the bias."""
+    """What is left to do for one call of a linear layer: the product of `gradient` and `x`, and a sum for the bias.
+
+    Both have a row for each token.
+    """
 
     weight: Tensor
     bias: Tensor | None
@@ -66,7 +69,8 @@ class DeferredWeights(TorchFunctionMode):
         have_hooks = any(each._backward_hooks or each._post_accumulate_grad_hooks for each in parameters)
         is_cast = torch.amp.is_autocast_available(device) and torch.is_autocast_enabled(device)
         if not (have_hooks or is_cast) and all(each.is_leaf and each.requires_grad for each in parameters):
-            return _Linear.apply(x, weight, bias, self.products)
+            rows = _Linear.apply(torch.atleast_2d(x).flatten(0, -2), weight, bias, self.products)
+            return rows.view(*x.shape[:-1], len(weight))  # the caller may change it in place
         return functional.linear(x, weight, bias)
 
     @torch.no_grad()
@@ -74,12 +78,11 @@ class DeferredWeights(TorchFunctionMode):
         """Compute what is left to do, and add it to the gradients."""
         while self.products:
             weight, bias, x, gradient = self.products[0]
-            rows, inputs = (torch.atleast_2d(each).flatten(0, -2) for each in (gradient, x))
-            total = rows.sum(dim=0)
+            total = gradient.sum(dim=0)
             if weight.grad is None:
-                weight.grad = rows.t() @ inputs
+                weight.grad = gradient.t() @ x
             else:
-                weight.grad.addmm_(rows.t(), inputs)
+                weight.grad.addmm_(gradient.t(), x)
             if bias is not None:
                 bias.grad = total if bias.grad is None else bias.grad.add_(total)
             del self.products[0]  # one that fails is left, and none is added twice
