@@ -81,6 +81,18 @@ def test_a_weight_that_was_changed_in_place_since_the_forward_pass_is_refused():
         y.sum().backward()
 
 
+@pytest.mark.parametrize("name", ["x", "gradient"])
+def test_what_was_changed_in_place_since_the_backward_pass_is_refused_and_nothing_is_added(name):
+    layer, given = nn.Linear(3, 2), {"x": torch.ones(4, 5, 3), "gradient": torch.ones(4, 5, 2)}
+    with DeferredWeights() as deferred:
+        layer(torch.ones(3)).sum().backward()
+        layer(given["x"]).backward(given["gradient"])
+    given[name].zero_()
+    with pytest.raises(RuntimeError, match="was changed in place since the backward pass; change a copy"):
+        deferred.add_to_gradients()
+    assert layer.weight.grad is None
+
+
 @pytest.mark.parametrize("shape", [(3,), (4, 3), (2, 4, 3)])
 def test_what_a_layer_gives_can_be_changed_in_place(shape):
     layer, x = nn.Linear(3, 3), torch.randn(shape)

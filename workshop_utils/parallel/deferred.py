@@ -28,13 +28,14 @@ from torch.overrides import TorchFunctionMode
 class Product(NamedTuple):
     """What is left to do for one call of a linear layer: the product of `gradient` and `x`, and a sum for the bias.
 
-    Both have a row for each token.
+    Both have a row for each token; `versions` are theirs, so that a change in place is seen.
     """
 
     weight: Tensor
     bias: Tensor | None
     x: Tensor
     gradient: Tensor
+    versions: tuple[int, int]
 
 
 class DeferredWeights(TorchFunctionMode):
@@ -75,9 +76,17 @@ class DeferredWeights(TorchFunctionMode):
 
     @torch.no_grad()
     def add_to_gradients(self) -> None:
-        """Compute what is left to do, and add it to the gradients."""
+        """Compute what is left to do, and add it to the gradients.
+
+        Raises:
+            RuntimeError: if an input, or the gradient of an output, was changed in place since the backward pass; then
+                nothing is added.
+        """
+        if any((each.x._version, each.gradient._version) != each.versions for each in self.products):
+            changed = "the input of a linear layer, or its output's gradient, was changed in place"
+            raise RuntimeError(f"{changed} since the backward pass; change a copy")
         while self.products:
-            weight, bias, x, gradient = self.products[0]
+            weight, bias, x, gradient, _ = self.products[0]
             total = gradient.sum(dim=0)
             if weight.grad is None:
                 weight.grad = gradient.t() @ x
@@ -99,5 +108,6 @@ class _Linear(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> Any:
         x, weight = ctx.saved_tensors
-        ctx.products.append(Product(ctx.weight, ctx.bias, x.detach(), gradients[0]))
+        versions = x._version, gradients[0]._version
+        ctx.products.append(Product(ctx.weight, ctx.bias, x.detach(), gradients[0], versions))
         return gradients[0] @ weight if ctx.needs_input_grad[0] else None, None, None, None
