@@ -86,6 +86,18 @@ def test_gradients_loss_and_bytes_are_those_of_one_process_and_of_the_formula(na
     threads.run(ranks, rank_main)
 
 
+def test_losses_are_those_of_the_latest_run():
+    def alone(communicator):
+        stage = ModuleStage(
+            nn.Linear(1, 1), lambda _: torch.ones(1), lambda given, number: number + 0 * given.sum()
+        )
+        for microbatches in (4, 2):
+            run(schedule_of("gpipe", 1, microbatches), {0: stage}, communicator, (1,))
+        assert stage.losses == {0: 0.0, 1: 1.0}
+
+    threads.run(1, alone)
+
+
 @pytest.mark.parametrize("latency", ["0us", "300us"])
 @pytest.mark.parametrize(
     ("name", "ranks", "chunks"),

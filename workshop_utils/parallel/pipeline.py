@@ -139,6 +139,8 @@ def run(
         if (is_split := getattr(each, "is_split", schedule.is_split)) != schedule.is_split:
             right = f"schedule {schedule.name!r} needs {schedule.is_split}; EmulatedStages with weight_seconds split"
             raise ValueError(f"is_split of stage {number} is {is_split}; {right}")
+    if isinstance(last := stages.get(schedule.stages - 1), ModuleStage):
+        last.losses.clear()
     shape, results = tuple(shape), dict[Pass, Any]()
     timeline: list[Timed] = []
     for step in program(schedule, communicator.rank):
@@ -173,14 +175,14 @@ class ModuleStage:
     """A part of a PyTorch model. Gradients of parameters add up in `.grad` until the caller clears them.
 
     Args:
-        module: takes and gives one tensor.
+        module: takes and gives one tensor; it must not change in place what it takes.
         inputs: the model's input for a microbatch; for the first stage.
         loss: what is differentiated, from the last stage's output and the microbatch's number. To train on the mean
             over a batch of equal microbatches, divide by their number.
         is_split: whether `backward` leaves the gradients of linear layers' weights to `weight`; as the schedule.
 
     Attributes:
-        losses: by microbatch, in the last stage; left out elsewhere.
+        losses: of the latest `run`, by microbatch, in the last stage; left out elsewhere.
         activations: by microbatch, input and output until the backward pass.
         deferred: by microbatch, what is left to `weight`.
     """
