@@ -169,8 +169,13 @@ def test_stages_and_messages_that_are_not_those_of_the_schedule_are_refused():
             run(schedule_of("gpipe", 2, 1), {7: stages[communicator.rank]}, communicator, (1,))
 
     def alone(communicator):
+        stage = ModuleStage(nn.Identity(), loss=lambda given, _: given.sum())
         with pytest.raises(ValueError, match="inputs is None; the first stage of a pipeline needs them"):
-            run(schedule_of("gpipe", 1, 1), {0: ModuleStage(nn.Identity())}, communicator, (1,))
+            run(schedule_of("gpipe", 1, 1), {0: stage}, communicator, (1,))
+        given = []
+        with pytest.raises(ValueError, match="loss is None; the last stage of a pipeline needs one"):
+            run(schedule_of("gpipe", 1, 1), {0: ModuleStage(nn.Identity(), given.append)}, communicator, (1,))
+        assert not given
         two = dict.fromkeys((0, 1), EmulatedStage(communicator, 0, 0, np.zeros((2, 3))))
         with pytest.raises(ValueError, match=r"shape is \(3, 2\); forward of stage 0 gave .* shape \(2, 3\)"):
             run(schedule_of("interleaved", 1, 1, 2), two, communicator, (3, 2))

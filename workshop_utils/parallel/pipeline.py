@@ -126,7 +126,8 @@ def run(
 
     Raises:
         ValueError: if schedule and communicator differ in size, or `stages` are not those of this rank, or `is_split`
-            of a stage that has it is not that of the schedule; while it runs, if what a stage gives has another shape.
+            of a stage that has it is not that of the schedule, or a last ModuleStage has no loss; while it runs, if
+            what a stage gives has another shape.
     """
     if schedule.ranks != communicator.size:
         given = f"schedule {schedule.name!r} is for {schedule.ranks} ranks"
@@ -140,6 +141,8 @@ def run(
             right = f"schedule {schedule.name!r} needs {schedule.is_split}; EmulatedStages with weight_seconds split"
             raise ValueError(f"is_split of stage {number} is {is_split}; {right}")
     if isinstance(last := stages.get(schedule.stages - 1), ModuleStage):
+        if last.loss is None:
+            raise ValueError("loss is None; the last stage of a pipeline needs one")
         last.losses.clear()
     shape, results = tuple(shape), dict[Pass, Any]()
     timeline: list[Timed] = []
