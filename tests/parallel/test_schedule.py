@@ -88,6 +88,14 @@ def test_the_naive_schedule_lets_one_rank_work_at_a_time(ranks, microbatches):
     assert all(after.start >= before.end - 1e-9 for before, after in pairwise(in_order))
 
 
+@pytest.mark.parametrize(("name", "crossings"), [("naive", 2), ("zbv", 4)])
+@pytest.mark.parametrize("ranks", [1, 2, 4])
+def test_messages_take_their_time_between_ranks_and_none_within_one(name, crossings, ranks):
+    timeline = predict(schedule_of(name, ranks, 1), 1.0, 2.0, message_seconds=0.1, weight_seconds=0.0)
+    end = max(timed.end for timed in timeline)
+    assert end == pytest.approx(3 * ranks + crossings * (ranks - 1) * 0.1)  # forward and backward, each way
+
+
 @pytest.mark.parametrize(("ranks", "microbatches"), SIZES)
 def test_1f1b_holds_no_more_microbatches_than_there_are_ranks_behind_and_gpipe_holds_all(ranks, microbatches):
     by_1f1b = [held(passes) for passes in schedule_of("one_f_one_b", ranks, microbatches).passes]
