@@ -185,6 +185,9 @@ def test_what_is_cut_over_other_ranks_than_the_mesh_s_is_refused():
         layer = Experts(2, [nn.Linear(2, 2), nn.Linear(2, 2)], k=1)
         with pytest.raises(ValueError, match=r"of Experts has 1 ranks; .* mesh.experts, which has 2"):
             mesh.synchronise(layer, groups)
+        others = cut_experts(copy.deepcopy(layer), groups.expert_replicas)  # as many ranks, but others
+        with pytest.raises(ValueError, match=r"of Experts has 2 ranks; .* mesh.experts, which has 2"):
+            mesh.synchronise(others, groups)
         with FullySharded(nn.Linear(3, 3), groups.data) as model:
             right = r"of FullySharded has 2 ranks; cut it over mesh.replicas, which has 4: \[0, 1, 2, 3\]"
             with pytest.raises(ValueError, match=right):
