@@ -44,7 +44,8 @@ def test_two_parts_give_the_gradients_of_one_backward_pass_with_no_product_more(
 
 
 def test_layers_whose_weights_are_computed_or_frozen_or_have_hooks_are_left_as_they_are():
-    layer, frozen, x = nn.Linear(3, 2), nn.Linear(3, 2).requires_grad_(False), torch.ones(1, 3)
+    layer, hooked, frozen, x = *(nn.Linear(3, 2) for _ in range(3)), torch.ones(1, 3)
+    frozen.requires_grad_(False)
     deferred, seen = DeferredWeights(), []
     with deferred:
         nn.functional.linear(x, 2 * layer.weight, layer.bias).sum().backward()
@@ -52,8 +53,10 @@ def test_layers_whose_weights_are_computed_or_frozen_or_have_hooks_are_left_as_t
         frozen(x.clone().requires_grad_()).sum().backward()
         layer.weight.register_post_accumulate_grad_hook(lambda each: seen.append(each.grad.clone()))
         layer(x).sum().backward()
+        hooked.weight.register_hook(lambda gradient: seen.append(gradient.clone()))
+        hooked(x).sum().backward()
     assert not deferred.products
-    assert [each.tolist() for each in seen] == [[[4.0] * 3] * 2]
+    assert [each.tolist() for each in seen] == [[[4.0] * 3] * 2, [[1.0] * 3] * 2]
     assert frozen.weight.grad is None
 
 
