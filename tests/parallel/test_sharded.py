@@ -13,10 +13,11 @@ from parallel_training import (
     one_step,
     train,
 )
+from torch import nn
 
 from workshop_utils.comm import threads
 from workshop_utils.parallel.data import BucketedDataParallel
-from workshop_utils.parallel.sharded import ShardedOptimizer
+from workshop_utils.parallel.sharded import ShardedOptimizer, owners
 
 pytestmark = pytest.mark.processes
 
@@ -56,6 +57,14 @@ def test_an_optimizer_that_may_not_treat_every_parameter_by_itself_is_refused(ki
     said = f"optimizer is {kind.__name__}; it must be one that is known to treat each parameter by itself"
     with pytest.raises(ValueError, match=said):
         threads.run(1, lambda communicator: model_and_optimizer(made("plain"), communicator, kind))
+
+
+def test_the_largest_parameter_has_its_owner_first_so_that_shares_are_even():
+    small, many, large = (
+        nn.Parameter(torch.zeros(count, dtype=kind))
+        for count, kind in ((1, torch.float32), (3, torch.float32), (2, torch.float64))
+    )
+    assert owners([small, many, large], 2) == {large: 0, many: 1, small: 1}  # 16 bytes each
 
 
 @pytest.mark.parametrize("size", [1, 2, 4])
