@@ -513,7 +513,7 @@ class Recurrent(nn.Module):
 
 
 class Twice(nn.Module):
-    """A unit that is called twice in a pass, beside one that gives two outputs."""
+    """A unit that is called twice in a pass, beside one that gives two outputs; some are changed in place."""
 
     def __init__(self):
         super().__init__()
@@ -533,7 +533,7 @@ def loss_of(outputs):
 def test_units_called_twice_and_two_forward_passes_before_both_backward_passes(way):
     torch.manual_seed(0)
     alone = Twice()
-    inputs = torch.randn(2, 5, dtype=torch.float64).requires_grad_()
+    inputs = torch.randn(2, 4, 5, dtype=torch.float64).requires_grad_()  # 3-D: a linear layer returns a view
     for _ in range(2):
         loss_of(alone(inputs)).backward()
         loss_of(alone(2 * inputs)).backward()
@@ -567,3 +567,22 @@ def test_a_unit_is_whole_before_earlier_hooks_on_its_output_as_those_of_emulated
         return shapes
 
     assert threads.run(2, program) == [[(4, 8), (8, 8), (8, 5)]] * 2
+class Beside(nn.Linear):
+    """Returns a view of its input, too."""
+
+    def forward(self, x):
+        return super().forward(x), x.view_as(x)
+
+
+def test_a_unit_that_returns_a_view_of_its_input_is_gathered_once_a_pass():
+    def program(communicator):
+        module = nn.ModuleDict({"first": nn.Linear(5, 5), "beside": Beside(5, 5)})
+        module.forward = lambda x: sum(module.beside(module.first(x)))
+        with FullySharded(module, communicator) as model:
+            model.events = []
+            model(torch.ones(2, 5)).sum().backward()
+            return [event.unit for event in model.events if event.kind == "gather"]
+
+    assert threads.run(2, program) == [["first", "beside", "beside", "first"]] * 2
+
+

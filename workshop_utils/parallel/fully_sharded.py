@@ -250,7 +250,7 @@ class FullySharded(nn.Module):
                 unit.register(whole=False)
                 before, after = partial(self._before_forward, unit), partial(self._after_forward, unit)
                 module.register_forward_pre_hook(before, with_kwargs=True, prepend=True)
-                module.register_forward_hook(after, always_call=True)
+                module.register_forward_hook(after, with_kwargs=True, always_call=True)
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         """The module's own forward pass."""
@@ -316,7 +316,7 @@ class FullySharded(nn.Module):
             register_multi_grad_hook(inputs, lambda _: unit.free())
         return arguments
 
-    def _after_forward(self, unit: Unit, _: nn.Module, __: Any, output: Any) -> None:
+    def _after_forward(self, unit: Unit, _: nn.Module, values: Any, named: Any, output: Any) -> None:
         if unit.in_backward:
             return
         outputs = tensors_in(output)
@@ -327,7 +327,10 @@ class FullySharded(nn.Module):
         if unit is self._root:  # what was gathered ahead for a unit that was not used
             wait([each.gathering for each in self._units if each.gathering is not None])
         versions = {each.shard: each.shard._version for each in unit.parameters}
-        for tensor in tensors:
+        # A view that is changed in place loses its hooks; those of its base stay.
+        outside = {each if each._base is None else each._base for each in tensors_in((values, named))}
+        bases = {each._base for each in tensors} - outside
+        for tensor in (*tensors, *(each for each in bases if each is not None and each.requires_grad)):
             hook_first(tensor, partial(self._before_backward, unit, versions))
         self._backward_stack += [unit] if tensors else []
         if unit.keeps and tensors:
