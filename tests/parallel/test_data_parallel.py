@@ -140,6 +140,15 @@ def test_an_unused_parameter_is_an_error_that_names_it_and_the_other_ranks_hear_
         threads.run(2, program)
 
 
+def test_an_embedding_that_each_rank_would_shorten_elsewhere_is_refused():
+    def program(communicator):
+        with pytest.raises(ValueError, match=r"max_norm of embedding '' is 0\.5; it must be None"):
+            NaiveDataParallel(nn.EmbeddingBag(3, 2, max_norm=0.5), communicator)
+        assert not communicator.traffic.bytes_sent.any()
+
+    threads.run(2, program)
+
+
 def test_a_second_backward_pass_during_which_buckets_would_travel_is_refused():
     def program(communicator):
         with OverlappedDataParallel(made("plain"), communicator) as model:

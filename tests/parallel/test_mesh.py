@@ -143,14 +143,15 @@ def test_tensor_parallel_layers_over_replicas_that_communicate_during_a_pass_get
     assert threads.run(4, program) == [(len([*whole.parameters()]), True)] * 4
 
 
-def test_data_parallelism_refuses_experts_that_are_cut():
+@pytest.mark.parametrize("kind", [NaiveDataParallel, FullySharded])
+def test_data_parallelism_refuses_experts_that_are_cut(kind):
     def program(communicator):
         part = cut_experts(Experts(3, [nn.Linear(3, 3), nn.Linear(3, 3)], 1), communicator)
         before = communicator.traffic.bytes_sent.sum()
         with pytest.raises(
             ValueError, match=r"module has experts that are cut among 2 ranks; .*: use mesh\."
         ):
-            NaiveDataParallel(part, communicator)
+            kind(part, communicator)
         assert communicator.traffic.bytes_sent.sum() == before
 
     threads.run(2, program)
@@ -192,10 +193,6 @@ def test_what_is_cut_over_other_ranks_than_the_mesh_s_is_refused():
             right = r"of FullySharded has 2 ranks; cut it over mesh.replicas, which has 4: \[0, 1, 2, 3\]"
             with pytest.raises(ValueError, match=right):
                 mesh.gradient_norm(nn.ModuleList([model]), groups)
-        cut = cut_experts(layer, groups.experts)
-        said = "experts that are cut, and made them rank 0's; shard other"
-        with FullySharded(cut, groups.replicas, units=()) as model, pytest.raises(ValueError, match=said):
-            mesh.synchronise(nn.ModuleList([model]), groups)
 
     threads.run(4, program)
 

@@ -57,16 +57,12 @@ class NaiveDataParallel(nn.Module):
         communicator: of these ranks. While a step is under way, nobody else may use it.
 
     Raises:
-        ValueError: if there are experts that are cut among some of these ranks, and must not be averaged.
+        ValueError: if there are experts that are cut among some of these ranks, or an embedding has a `max_norm`.
     """
 
     def __init__(self, module: nn.Module, communicator: Communicator) -> None:
         super().__init__()
-        for each in module.modules():
-            group = each.communicator if isinstance(each, Experts) else None
-            if group and len({*group.ranks}.intersection(communicator.ranks)) > 1:
-                right = "ranks have different ones, which must not be averaged: use mesh.synchronise"
-                raise ValueError(f"module has experts that are cut among {group.size} ranks; {right}")
+        refuse_different(module, communicator)
         self.module, self.communicator = module, communicator
         broadcast_from_first(communicator, module)
         # named_parameters leaves out the second name of a tied parameter.
@@ -263,6 +259,18 @@ def buckets_of(parameters: dict[str, nn.Parameter], bucket_bytes: int) -> list[d
         buckets[-1][name] = parameter
         nbytes += parameter.nbytes
     return buckets
+
+
+def refuse_different(module: nn.Module, communicator: Communicator) -> None:
+    """Raise ValueError if ranks have different parts of `module`, or would not keep it the same."""
+    for name, each in module.named_modules():
+        group = each.communicator if isinstance(each, Experts) else None
+        if group and len({*group.ranks}.intersection(communicator.ranks)) > 1:
+            right = "ranks have different ones, which must not become the same: use mesh.synchronise"
+            raise ValueError(f"module has experts that are cut among {group.size} ranks; {right}")
+        if isinstance(each, nn.Embedding | nn.EmbeddingBag) and each.max_norm is not None:
+            right = "it must be None, for each rank would shorten only the rows that it looks up"
+            raise ValueError(f"max_norm of embedding {name!r} is {each.max_norm}; {right}")
 
 
 def broadcast_from_first(communicator: Communicator, module: nn.Module) -> None:

@@ -163,7 +163,8 @@ class FullySharded(nn.Module):
 
     Raises:
         ValueError: if a unit is not in `module`, or never called, as a ModuleList is; if `ignored` has a tensor that
-            is no parameter of it; if a parameter is complex, or NumPy cannot add in `reduce_dtype`.
+            is no parameter of it; if a parameter is complex, or NumPy cannot add in `reduce_dtype`; for modules that
+            NaiveDataParallel refuses.
         RuntimeError: from the forward pass, if a unit returns a view of its parameter; from the backward pass, if a
             parameter was used outside its unit's pass, or has changed since the forward pass.
         UnusedParameters: from `backward`, if only some parameters got a gradient.
@@ -184,6 +185,7 @@ class FullySharded(nn.Module):
     ) -> None:
         super().__init__()
         self.module, self.communicator = module, communicator
+        data.refuse_different(module, communicator)
         self._thread = data.CommunicationThread(communicator)
         self.events: list[Event] | None = None
         self._param_dtype, self._reduce_dtype = param_dtype, reduce_dtype

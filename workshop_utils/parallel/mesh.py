@@ -141,10 +141,6 @@ def _shards(module: nn.Module, mesh: Mesh) -> set[nn.Parameter]:
             right = f"cut it over mesh.{name}, which has {group.size}: {group.ranks}"
             raise ValueError(f"communicator of {type(each).__name__} has {size} ranks; {right}")
         if isinstance(each, FullySharded):
-            inside = (inner.communicator for inner in each.modules() if isinstance(inner, Experts))
-            if any(held and held.size > 1 for held in inside):
-                right = "shard other layers, or leave experts whole"
-                raise ValueError(f"a FullySharded has experts that are cut, and made them rank 0's; {right}")
             shards |= {sharded.shard for sharded in each.sharded.values()}
     return shards
 
@@ -163,8 +159,7 @@ def gradient_norm(module: nn.Module, mesh: Mesh, counted_elsewhere: Container[nn
         counted_elsewhere: parameters that another stage counts, such as the last one's copy of a tied embedding.
 
     Raises:
-        ValueError: if a FullySharded in `module` is not over `mesh.replicas`, or has cut experts in it, or experts are
-            not over `mesh.experts`.
+        ValueError: if a FullySharded in `module` is not over `mesh.replicas`, or experts are not over `mesh.experts`.
     """
     shards = _shards(module, mesh)
     cut, experts = cut_parameters(module), {*expert_parameters(module)}
