@@ -301,7 +301,14 @@ def test_a_parameter_without_a_gradient_is_named():
 
 REFUSED = {
     r"units has a Linear that is not within the module": (nn.Linear(3, 2), {"units": [nn.Linear(1, 1)]}),
-    r"units has a ModuleList, which is never called": (nn.Sequential(nn.ModuleList([nn.Linear(3, 2)])), {}),
+    r"units has a ModuleList, which is never called": (
+        blocks := nn.ModuleDict({"blocks": nn.ModuleList([nn.Linear(3, 2)])}),
+        {"units": [*blocks.children()]},
+    ),
+    r"max_norm of embedding '0' is 1\.0; it must be None": (
+        nn.Sequential(nn.Embedding(3, 2, max_norm=1.0)),
+        {},
+    ),
     r"weight is complex; make two real parameters": (nn.Linear(3, 2, dtype=torch.complex64), {}),
     r"reduce_dtype is torch\.bfloat16, .* use torch\.float32": (
         nn.Linear(3, 2),
@@ -321,6 +328,23 @@ def test_what_cannot_be_sharded_is_refused(message):
     module, options = REFUSED[message]
     with pytest.raises(ValueError, match=message):
         threads.run(1, lambda each: FullySharded(module, each, **options))
+
+
+def test_units_are_children_unless_told_and_layers_of_lists_which_are_never_called():
+    def program(communicator):
+        lists = {
+            "blocks": nn.ModuleList(nn.Linear(5, 5) for _ in range(2)),
+            "scales": nn.ParameterList([ones]),
+        }
+        module = nn.ModuleDict({"first": nn.Linear(5, 5), **lists})
+        module.forward = lambda x: module.blocks[1](module.blocks[0](module.first(x))) * module.scales[0]
+        with FullySharded(module, communicator) as model:
+            model.events = []
+            model(ones)
+            return {event.unit for event in model.events}
+
+    ones = torch.ones(5)
+    assert threads.run(2, program) == [{"", "first", "blocks.0", "blocks.1"}] * 2
 
 
 class Layers(nn.Module):
@@ -556,17 +580,6 @@ def test_units_called_twice_and_two_forward_passes_before_both_backward_passes(w
     threads.run(2, program)
 
 
-def test_a_unit_is_whole_before_earlier_hooks_on_its_output_as_those_of_emulated_devices():
-    def program(communicator):
-        module, shapes = divisible(), []
-        for layer in module:
-            note = lambda _, layer=layer: shapes.append(layer.weight.shape)  # noqa: E731
-            layer.register_forward_hook(lambda _, __, output, note=note: output.register_hook(note) and None)
-        with FullySharded(module, communicator) as model:
-            one_step(model, torch.optim.SGD(model.parameters()))
-        return shapes
-
-    assert threads.run(2, program) == [[(4, 8), (8, 8), (8, 5)]] * 2
 class Beside(nn.Linear):
     """Returns a view of its input, too."""
 
@@ -586,3 +599,14 @@ def test_a_unit_that_returns_a_view_of_its_input_is_gathered_once_a_pass():
     assert threads.run(2, program) == [["first", "beside", "beside", "first"]] * 2
 
 
+def test_a_unit_is_whole_before_earlier_hooks_on_its_output_as_those_of_emulated_devices():
+    def program(communicator):
+        module, shapes = divisible(), []
+        for layer in module:
+            note = lambda _, layer=layer: shapes.append(layer.weight.shape)  # noqa: E731
+            layer.register_forward_hook(lambda _, __, output, note=note: output.register_hook(note) and None)
+        with FullySharded(module, communicator) as model:
+            one_step(model, torch.optim.SGD(model.parameters()))
+        return shapes
+
+    assert threads.run(2, program) == [[(4, 8), (8, 8), (8, 5)]] * 2

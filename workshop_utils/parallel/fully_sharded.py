@@ -26,7 +26,7 @@ PyTorch here, such as `_execution_engine`, are those that it and checkpointing u
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, wait
 from dataclasses import fields, is_dataclass
 from functools import partial
@@ -147,7 +147,8 @@ class FullySharded(nn.Module):
         module: on the CPU; of the same structure on all ranks.
         communicator: of these ranks. While a pass is under way, nobody else may use it, nor may two of these share it.
             If it shares its links, as a group of a mesh does, nothing overlaps, and nothing is prefetched.
-        units: modules within `module`; its children if None. One within another is held beside it.
+        units: modules within `module`; if None, its children, and the layers of those that are a ModuleList. One within
+            another is held beside it.
         ignored: parameters, and modules with all of theirs, that stay replicated; their gradients are all-reduced.
         param_dtype: in which units get their inputs, compute, and travel; each parameter's own if None.
         reduce_dtype: in which gradients travel and are added, not bfloat16, in which NumPy cannot. If None, it is
@@ -184,15 +185,15 @@ class FullySharded(nn.Module):
         prefetch: bool = True,
     ) -> None:
         super().__init__()
-        self.module, self.communicator = module, communicator
         data.refuse_different(module, communicator)
+        self.module, self.communicator = module, communicator
         self._thread = data.CommunicationThread(communicator)
         self.events: list[Event] | None = None
         self._param_dtype, self._reduce_dtype = param_dtype, reduce_dtype
         self._prefetch = prefetch and not communicator.shares_links
         self._root = Unit("", keeps=True)
         names, by_module = {each: name for name, each in module.named_modules()}, {module: self._root}
-        for each in module.children() if units is None else units:
+        for each in called_children(module) if units is None else units:
             if type(each).forward is nn.Module.forward:
                 raise ValueError(f"units has a {type(each).__name__}, which is never called; give its layers")
             if each not in names:
@@ -441,6 +442,12 @@ class FullySharded(nn.Module):
         ring_all_reduce(self.communicator, as_array(vector), "mean")
         for gradient, mean in zip(gradients, vector.split([each.numel() for each in gradients]), strict=True):
             gradient.copy_(mean.view(gradient.shape))
+
+
+def called_children(module: nn.Module) -> Iterator[nn.Module]:
+    """Children of `module`; instead of one that is never called, as a ModuleList is, its own."""
+    for child in module.children():
+        yield from called_children(child) if type(child).forward is nn.Module.forward else [child]
 
 
 def precise(tensors: Iterable[Tensor]) -> torch.dtype:
