@@ -17,6 +17,7 @@ from torch import nn
 
 from workshop_utils.comm import threads
 from workshop_utils.parallel.data import BucketedDataParallel
+from workshop_utils.parallel.experts import Experts, cut_experts
 from workshop_utils.parallel.sharded import ShardedOptimizer, owners
 
 pytestmark = pytest.mark.processes
@@ -57,6 +58,18 @@ def test_an_optimizer_that_may_not_treat_every_parameter_by_itself_is_refused(ki
     said = f"optimizer is {kind.__name__}; it must be one that is known to treat each parameter by itself"
     with pytest.raises(ValueError, match=said):
         threads.run(1, lambda communicator: model_and_optimizer(made("plain"), communicator, kind))
+
+
+def test_parameters_that_differ_between_ranks_as_cut_experts_do_are_refused():
+    def program(communicator):
+        layer = cut_experts(Experts(3, [nn.Linear(3, 3) for _ in range(communicator.size)], 1), communicator)
+        nn.init.ones_(layer.router.scores.weight)
+        before = layer.experts[str(communicator.rank)].weight.detach().clone()
+        with pytest.raises(ValueError, match=r"parameters has 2 that differ between ranks; .* cut experts"):
+            ShardedOptimizer(layer.parameters(), communicator, torch.optim.SGD)
+        assert torch.equal(layer.experts[str(communicator.rank)].weight, before)
+
+    threads.run(2, program)
 
 
 def test_the_largest_parameter_has_its_owner_first_so_that_shares_are_even():

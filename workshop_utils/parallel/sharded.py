@@ -22,13 +22,17 @@ and 7.
 
 from __future__ import annotations
 
+import zlib
 from collections.abc import Iterable, Sequence
 from typing import Any
 
+import numpy as np
+import torch
 from torch import nn, optim
 from torch.optim import Optimizer
 
-from workshop_utils.comm.communicator import Communicator
+from workshop_utils.comm.communicator import Communicator, as_array
+from workshop_utils.comm.ring import ring_all_reduce
 from workshop_utils.comm.tree import tree_broadcast
 from workshop_utils.parallel import data
 
@@ -44,7 +48,7 @@ class ShardedOptimizer:
     does.
 
     Args:
-        parameters: of the model; the same on all ranks.
+        parameters: of the model; the same on all ranks, as experts that are cut are not.
         communicator: of these ranks.
         optimizer: the class of the optimizer; `options` are its arguments.
 
@@ -52,7 +56,7 @@ class ShardedOptimizer:
         own: the optimizer of this rank's parameters.
 
     Raises:
-        ValueError: if the optimizer is not known to treat every parameter by itself.
+        ValueError: if the optimizer is not known to treat every parameter by itself, or parameters differ.
     """
 
     def __init__(
@@ -67,6 +71,14 @@ class ShardedOptimizer:
             raise ValueError(f"optimizer is {optimizer.__name__}; it must be {right}: ranks have some each")
         self.communicator = communicator
         self._owner = owners(list(parameters), communicator.size)
+        sums = np.array([checksum(parameter) for parameter in self._owner])
+        bounds = np.concatenate([sums, -sums])
+        ring_all_reduce(communicator, bounds, "max")
+        if differ := np.count_nonzero(bounds[: len(sums)] + bounds[len(sums) :]):
+            right = (
+                "each must be the same on all ranks, or it would become its owner's; leave out cut experts"
+            )
+            raise ValueError(f"parameters has {differ} that differ between ranks; {right}")
         mine = [parameter for parameter, owner in self._owner.items() if owner == communicator.rank]
         self.own: Optimizer = optimizer([{"params": mine}], **options)  # in a group, which may be empty
 
@@ -81,6 +93,11 @@ class ShardedOptimizer:
         for parameter, owner in self._owner.items():
             with data.contiguous(parameter) as whole_parameter:
                 tree_broadcast(self.communicator, whole_parameter, root=owner)
+
+
+def checksum(parameter: nn.Parameter) -> int:
+    """Of its bytes."""
+    return zlib.crc32(as_array(parameter.detach().reshape(-1).view(torch.uint8)).data)
 
 
 def owners(parameters: Sequence[nn.Parameter], size: int) -> dict[nn.Parameter, int]:
