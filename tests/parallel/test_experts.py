@@ -257,6 +257,12 @@ def linears(count, width=4):
             lambda two: update_bias(cut_experts(layer_of(1), two), Subset(two, [two.rank])),
             "has 1 ranks, and 2 share the experts",
         ),
+def tied():
+    one, other = linears(2)
+    other.weight = one.weight
+    return one, other
+
+
         (lambda two: Experts(4, [], 1), "experts is empty"),
         (
             lambda two: GPTSizes(experts=2, k=3),
@@ -266,7 +272,8 @@ def linears(count, width=4):
         (lambda two: Router(4, 2, 0), "k is 0"),
         (lambda two: layer_of(1, capacity_factor=0), "capacity_factor is 0; it must be above 0"),
         (lambda two: layer_of(1, capacity_factor=math.inf), "capacity_factor is inf"),
-        (lambda two: Experts(4, linears(1) * 4, 1), "one module more than once"),
+        (lambda two: Experts(4, linears(1) * 4, 1), "experts share a parameter"),
+        (lambda two: Experts(4, tied(), 1), "experts share a parameter"),
         (lambda two: Experts(4, linears(2, width=3), 1)(torch.zeros(5, 4)), r"\(5, 3\) of rows \(5, 4\)"),
     ],
 )

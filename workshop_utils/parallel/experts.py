@@ -103,8 +103,8 @@ class Experts(nn.Module):
         communicator: the ranks that share the experts; None: this one has all of them.
 
     Raises:
-        ValueError: for no experts, a k as in Router, a capacity factor that is not positive and finite, or one module
-            as several experts; in a forward pass, if experts change the shape of their rows.
+        ValueError: for no experts, a k as in Router, a capacity factor that is not positive and finite, or experts that
+            share a parameter; in a forward pass, if experts change the shape of their rows.
     """
 
     load: Tensor
@@ -119,8 +119,9 @@ class Experts(nn.Module):
         self.experts = nn.ModuleDict({str(number): expert for number, expert in enumerate(experts)})
         if not self.experts:
             raise ValueError("experts is empty; a layer needs at least one")
-        if len(set(self.experts.values())) < len(self.experts):
-            raise ValueError("experts has one module more than once; each must have parameters of its own")
+        parameters = [each for expert in self.experts.values() for each in expert.parameters()]
+        if len({*parameters}) < len(parameters):
+            raise ValueError("experts share a parameter; each must have parameters of its own")
         self.router = Router(width, len(self.experts), k)
         self.capacity_factor, self.balance = capacity_factor, 0.0
         self.register_buffer("load", torch.zeros(len(self.experts), dtype=torch.long), persistent=False)
