@@ -181,6 +181,18 @@ def test_a_model_that_was_made_without_memory_has_no_bias_and_no_load():
     torch.testing.assert_close(model.state_dict(), expected, rtol=0, atol=0)
 
 
+@pytest.mark.parametrize("balance", [0.0, 0.5])
+def test_results_may_be_changed_in_place(balance):
+    layer, (x,) = layer_of(2, balance=balance), tokens_of(1)
+    (layer(x) + x).sum().backward()
+    expected = [parameter.grad for parameter in layer.parameters()]
+    layer.zero_grad()
+    y = layer(x)
+    y += x
+    y.sum().backward()
+    torch.testing.assert_close([parameter.grad for parameter in layer.parameters()], expected)
+
+
 def test_autocast_and_copies_of_cut_layers_work_and_second_derivatives_are_refused():
     def rank_main(communicator):
         part = copy.deepcopy(cut_experts(layer_of(2).float(), communicator))
@@ -245,6 +257,12 @@ def linears(count, width=4):
     return [nn.Linear(4, width) for _ in range(count)]
 
 
+def tied():
+    one, other = linears(2)
+    other.weight = one.weight
+    return one, other
+
+
 @pytest.mark.parametrize(
     ("call", "said"),
     [
@@ -257,12 +275,6 @@ def linears(count, width=4):
             lambda two: update_bias(cut_experts(layer_of(1), two), Subset(two, [two.rank])),
             "has 1 ranks, and 2 share the experts",
         ),
-def tied():
-    one, other = linears(2)
-    other.weight = one.weight
-    return one, other
-
-
         (lambda two: Experts(4, [], 1), "experts is empty"),
         (
             lambda two: GPTSizes(experts=2, k=3),

@@ -188,7 +188,7 @@ class _WithLoss(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, loss: Tensor) -> Tensor:
         ctx.of_loss = torch.ones_like(loss)
-        return x.view_as(x)
+        return x.clone()  # a view that a Function returns must not be changed in place
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> Any:
