@@ -111,6 +111,18 @@ def test_what_a_layer_gives_can_be_changed_in_place(shape):
         assert torch.allclose(each.grad, gradient, rtol=1e-5)
 
 
+def test_a_second_derivative_is_refused():
+    model, x = (
+        nn.Sequential(nn.Linear(3, 4), nn.Tanh()),
+        torch.ones(5, 3, requires_grad=True),
+    )
+    with DeferredWeights():
+        y = model(x)
+    (of_x,) = torch.autograd.grad(y.sum(), x, create_graph=True)
+    with pytest.raises(RuntimeError, match="differentiate twice"):
+        of_x.square().sum().backward()
+
+
 def test_layers_under_autocast_are_left_as_they_are():
     layer, x = nn.Linear(3, 2), torch.randn(4, 3)
     with DeferredWeights() as deferred, torch.autocast("cpu", torch.bfloat16):

@@ -21,6 +21,7 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
+from torch.autograd.function import once_differentiable
 from torch.nn import functional
 from torch.overrides import TorchFunctionMode
 
@@ -47,7 +48,8 @@ class DeferredWeights(TorchFunctionMode):
     `context_fn=lambda: (nullcontext(), deferred)`.
 
     The hooks of PyTorch's DDP cannot be seen: it must not wrap such a module, whose gradients it would not average. Any
-    backward pass through a layer leaves its product, also one that `torch.autograd.grad` runs for the input alone.
+    backward pass through a layer leaves its product, also one that `torch.autograd.grad` runs for the input alone. A
+    second derivative is refused by PyTorch with a RuntimeError.
 
     Attributes:
         products: what is left to do, from the backward pass on. Nothing is computed twice.
@@ -106,6 +108,7 @@ class _Linear(torch.autograd.Function):
         return functional.linear(x, weight, bias)
 
     @staticmethod
+    @once_differentiable  # a penalty on a gradient would miss what is deferred
     def backward(ctx: Any, *gradients: Tensor) -> Any:
         x, weight = ctx.saved_tensors
         versions = x._version, gradients[0]._version
