@@ -1,6 +1,8 @@
 """Pipelines: equal to one process whatever the schedule, with as many bytes as the formula says."""
 
+import copy
 import math
+from contextlib import nullcontext
 
 import numpy as np
 import pytest
@@ -175,10 +177,15 @@ def test_stages_and_messages_that_are_not_those_of_the_schedule_are_refused():
         stage = ModuleStage(nn.Identity(), loss=lambda given, _: given.sum())
         with pytest.raises(ValueError, match="inputs is None; the first stage of a pipeline needs them"):
             run(schedule_of("gpipe", 1, 1), {0: stage}, communicator, (1,))
-        given = []
-        with pytest.raises(ValueError, match="loss is None; the last stage of a pipeline needs one"):
-            run(schedule_of("gpipe", 1, 1), {0: ModuleStage(nn.Identity(), given.append)}, communicator, (1,))
-        assert not given
+        for size in (1, 2):  # a module may give what is differentiated
+            stage = ModuleStage(layer := nn.Linear(3, size), lambda _: torch.ones(3))
+            with (
+                nullcontext()
+                if size == 1
+                else pytest.raises(ValueError, match="loss is None; the last stage")
+            ):
+                run(schedule_of("gpipe", 1, 1), {0: stage}, communicator, (1,))
+            assert (layer.weight.grad is not None) == (size == 1)
         two = dict.fromkeys((0, 1), EmulatedStage(communicator, 0, 0, np.zeros((2, 3))))
         with pytest.raises(ValueError, match=r"shape is \(3, 2\); forward of stage 0 gave .* shape \(2, 3\)"):
             run(schedule_of("interleaved", 1, 1, 2), two, communicator, (3, 2))
@@ -188,3 +195,30 @@ def test_stages_and_messages_that_are_not_those_of_the_schedule_are_refused():
 
     threads.run(2, program)
     threads.run(1, alone)
+
+
+class Positions(nn.Module):
+    """Its position's gradient is a view of what the linear layer's weight still waits for, with one sequence."""
+
+    def __init__(self):
+        super().__init__()
+        self.patch, self.position = nn.Linear(4, 4), nn.Parameter(torch.zeros(5, 4))
+
+    def forward(self, x):
+        return self.patch(x) + self.position.unsqueeze(0)
+
+
+def test_a_gradient_that_shares_memory_with_one_that_a_weight_waits_for_is_not_added_to_in_place():
+    sequences, parts = torch.randn(4, 1, 5, 4), [Positions(), Positions()]
+
+    def gradients(communicator):
+        loss = (lambda given, _: given.square().sum()) if communicator.rank else None
+        of_name = []
+        for name in ("gpipe", "zb_h1"):
+            part = copy.deepcopy(parts[communicator.rank])
+            stage = ModuleStage(part, sequences.__getitem__, loss, is_split=name == "zb_h1")
+            run(schedule_of(name, 2, 4), {communicator.rank: stage}, communicator, (1, 5, 4))
+            of_name.append([each.grad for each in part.parameters()])
+        return [torch.allclose(one, other, atol=1e-5) for one, other in zip(*of_name, strict=True)]
+
+    assert threads.run(2, gradients) == [[True] * 3] * 2

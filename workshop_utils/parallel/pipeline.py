@@ -126,8 +126,8 @@ def run(
 
     Raises:
         ValueError: if schedule and communicator differ in size, or `stages` are not those of this rank, or `is_split`
-            of a stage that has it is not that of the schedule, or a last ModuleStage has no loss; while it runs, if
-            what a stage gives has another shape.
+            of a stage that has it is not that of the schedule; while it runs, if what a stage gives has another shape,
+            or what is to be differentiated is not one number.
     """
     if schedule.ranks != communicator.size:
         given = f"schedule {schedule.name!r} is for {schedule.ranks} ranks"
@@ -140,10 +140,9 @@ def run(
         if (is_split := getattr(each, "is_split", schedule.is_split)) != schedule.is_split:
             right = f"schedule {schedule.name!r} needs {schedule.is_split}; EmulatedStages with weight_seconds split"
             raise ValueError(f"is_split of stage {number} is {is_split}; {right}")
-    if isinstance(last := stages.get(schedule.stages - 1), ModuleStage):
-        if last.loss is None:
-            raise ValueError("loss is None; the last stage of a pipeline needs one")
-        last.losses.clear()
+    for each in stages.values():
+        if isinstance(each, ModuleStage):
+            each.losses.clear()
     shape, results = tuple(shape), dict[Pass, Any]()
     timeline: list[Timed] = []
     for step in program(schedule, communicator.rank):
@@ -180,8 +179,8 @@ class ModuleStage:
     Args:
         module: takes and gives one tensor; it must not change in place what it takes.
         inputs: the model's input for a microbatch; for the first stage.
-        loss: what is differentiated, from the last stage's output and the microbatch's number. To train on the mean
-            over a batch of equal microbatches, divide by their number.
+        loss: what is differentiated, from the last stage's output and the microbatch's number; None if the module
+            gives it. To train on the mean over a batch of equal microbatches, divide by their number.
         is_split: whether `backward` leaves the gradients of linear layers' weights to `weight`; as the schedule.
 
     Attributes:
@@ -221,7 +220,16 @@ class ModuleStage:
 
     def backward(self, microbatch: int, incoming: Array | None) -> Array | None:
         taken, given = self.activations.pop(microbatch)
+        if incoming is None and given.numel() != 1:
+            raise ValueError(
+                "loss is None; the last stage of a pipeline needs one, or a module that gives a number"
+            )
         torch.autograd.backward(given, None if incoming is None else torch.from_numpy(incoming))
+        products = self.deferred[microbatch].products if self.is_split else []
+        left = {each.gradient.untyped_storage().data_ptr() for each in products}
+        for each in self.module.parameters():  # autograd may share memory, and add the next gradient in place
+            if each.grad is not None and each.grad.untyped_storage().data_ptr() in left:
+                each.grad = each.grad.clone()
         return None if taken.grad is None else taken.grad.contiguous().numpy()
 
     def weight(self, microbatch: int) -> None:
