@@ -177,7 +177,23 @@ def test_a_layer_in_two_places_is_cut_once():
     threads.run(2, rank_main)
 
 
-@pytest.mark.parametrize("token", [-100, 10])
+def test_the_cut_loss_leaves_out_the_targets_that_the_whole_one_does():
+    targets = torch.tensor([[3, -100], [0, 9]])
+    logits = torch.randn(2, 2, 10, dtype=torch.float64, requires_grad=True)
+    expected = cross_entropy(logits, targets)
+    (gradient,) = torch.autograd.grad(expected, logits)
+
+    def rank_main(communicator):
+        region = Region(communicator)
+        own = logits.detach()[..., region.own(10)].requires_grad_()
+        loss = vocabulary_parallel_cross_entropy(own, targets, region, 10)
+        loss.backward()
+        return torch.isclose(loss, expected), torch.allclose(own.grad, gradient[..., region.own(10)])
+
+    assert threads.run(3, rank_main) == [(True, True)] * 3
+
+
+@pytest.mark.parametrize("token", [-1, 10])
 def test_tokens_outside_the_vocabulary_and_logits_of_another_one_are_refused(token):
     def rank_main(communicator):
         region, tokens = Region(communicator), torch.tensor([[9, token]])

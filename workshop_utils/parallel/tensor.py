@@ -41,6 +41,9 @@ from workshop_utils.parallel.gpt import Block, Embedding, Head, places_of
 Operator = Callable[[Tensor], Tensor]  # f, g or ḡ
 
 
+IGNORED = -100  # a target that counts nothing
+
+
 class Region:
     """The ranks that hold one layer together, and how activations come in and go out.
 
@@ -227,7 +230,8 @@ def vocabulary_parallel_cross_entropy(
 
     Args:
         logits: (batch, sequence, own part of the vocabulary).
-        targets: (batch, sequence) tokens of the whole vocabulary; the same on every rank.
+        targets: (batch, sequence) tokens of the whole vocabulary, the same on every rank; -100, as with PyTorch's
+            `cross_entropy`, leaves a place out.
         region: the ranks whose parts, in their order, make the vocabulary.
         vocabulary: how many tokens there are.
 
@@ -238,7 +242,7 @@ def vocabulary_parallel_cross_entropy(
     if logits.shape[-1] != own.stop - own.start:
         right = f"of a vocabulary of {vocabulary} this rank's part is {own.stop - own.start}"
         raise ValueError(f"logits are for {logits.shape[-1]} tokens; {right}")
-    _check_tokens("targets", targets, vocabulary)
+    _check_tokens("targets", targets[targets != IGNORED], vocabulary)
     return _VocabularyParallelCrossEntropy.apply(logits, targets, region, own.start)
 
 
@@ -263,9 +267,10 @@ class _VocabularyParallelCrossEntropy(torch.autograd.Function):
 
         gradient = exponentials / total.unsqueeze(1)
         gradient[rows[own], local[own]] -= 1
-        ctx.save_for_backward(gradient / len(targets))
+        known = targets != IGNORED
+        ctx.save_for_backward(gradient * known.unsqueeze(1) / known.sum())
         ctx.shape = shape
-        return (total.log() - target).mean()
+        return ((total.log() - target) * known).sum() / known.sum()
 
     @staticmethod
     @once_differentiable
