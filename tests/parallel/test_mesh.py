@@ -16,7 +16,12 @@ from workshop_utils.parallel.data import NaiveDataParallel, OverlappedDataParall
 from workshop_utils.parallel.experts import Experts, cut_experts, expert_parameters
 from workshop_utils.parallel.fully_sharded import FullySharded
 from workshop_utils.parallel.gpt import GPT, GPTSizes, batch_of, cross_entropy, gradient_error, manual
-from workshop_utils.parallel.tensor import Region, parallelize, vocabulary_parallel_cross_entropy
+from workshop_utils.parallel.tensor import (
+    ColumnParallelLinear,
+    Region,
+    parallelize,
+    vocabulary_parallel_cross_entropy,
+)
 
 pytestmark = pytest.mark.processes
 
@@ -143,14 +148,20 @@ def test_tensor_parallel_layers_over_replicas_that_communicate_during_a_pass_get
     assert threads.run(4, program) == [(len([*whole.parameters()]), True)] * 4
 
 
+def cut_among(communicator):
+    return [
+        cut_experts(Experts(3, [nn.Linear(3, 3), nn.Linear(3, 3)], 1), communicator),
+        ColumnParallelLinear(nn.Linear(3, 2), Region(communicator)),
+    ]
+
+
 @pytest.mark.parametrize("kind", [NaiveDataParallel, FullySharded])
-def test_data_parallelism_refuses_experts_that_are_cut(kind):
+@pytest.mark.parametrize("layer", [0, 1])
+def test_data_parallelism_refuses_layers_that_are_cut(kind, layer):
     def program(communicator):
-        part = cut_experts(Experts(3, [nn.Linear(3, 3), nn.Linear(3, 3)], 1), communicator)
+        part = cut_among(communicator)[layer]
         before = communicator.traffic.bytes_sent.sum()
-        with pytest.raises(
-            ValueError, match=r"module has experts that are cut among 2 ranks; .*: use mesh\."
-        ):
+        with pytest.raises(ValueError, match=r"module is cut among 2 ranks; .*, or use mesh\.synchronise"):
             kind(part, communicator)
         assert communicator.traffic.bytes_sent.sum() == before
 

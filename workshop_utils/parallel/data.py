@@ -35,6 +35,7 @@ from workshop_utils.comm.communicator import Communicator, as_array
 from workshop_utils.comm.ring import ring_all_reduce
 from workshop_utils.comm.tree import tree_broadcast
 from workshop_utils.parallel.experts import Experts
+from workshop_utils.parallel.tensor import Cut
 
 MEBIBYTE = 1024 * 1024
 
@@ -57,7 +58,7 @@ class NaiveDataParallel(nn.Module):
         communicator: of these ranks. While a step is under way, nobody else may use it.
 
     Raises:
-        ValueError: if there are experts that are cut among some of these ranks, or an embedding has a `max_norm`.
+        ValueError: if a layer is cut among some of these ranks, or an embedding has a `max_norm`.
     """
 
     def __init__(self, module: nn.Module, communicator: Communicator) -> None:
@@ -262,12 +263,13 @@ def buckets_of(parameters: dict[str, nn.Parameter], bucket_bytes: int) -> list[d
 
 
 def refuse_different(module: nn.Module, communicator: Communicator) -> None:
-    """Raise ValueError if ranks have different parts of `module`, or would not keep it the same."""
+    """Raise ValueError if ranks have different parts of a layer, or would not keep an embedding the same."""
     for name, each in module.named_modules():
         group = each.communicator if isinstance(each, Experts) else None
+        group = each.region.communicator if isinstance(each, Cut) else group
         if group and len({*group.ranks}.intersection(communicator.ranks)) > 1:
-            right = "ranks have different ones, which must not become the same: use mesh.synchronise"
-            raise ValueError(f"module has experts that are cut among {group.size} ranks; {right}")
+            right = "their parts would become the same: leave it out, or use mesh.synchronise"
+            raise ValueError(f"{name or 'module'} is cut among {group.size} ranks; {right}")
         if isinstance(each, nn.Embedding | nn.EmbeddingBag) and each.max_norm is not None:
             right = "it must be None, for each rank would shorten only the rows that it looks up"
             raise ValueError(f"max_norm of embedding {name!r} is {each.max_norm}; {right}")

@@ -75,10 +75,8 @@ class ShardedOptimizer:
         bounds = np.concatenate([sums, -sums])
         ring_all_reduce(communicator, bounds, "max")
         if differ := np.count_nonzero(bounds[: len(sums)] + bounds[len(sums) :]):
-            right = (
-                "each must be the same on all ranks, or it would become its owner's; leave out cut experts"
-            )
-            raise ValueError(f"parameters has {differ} that differ between ranks; {right}")
+            right = "make them alike first, as NaiveDataParallel does, and leave out experts that are cut"
+            raise ValueError(f"{differ} of parameters differ between ranks; {right}")
         mine = [parameter for parameter, owner in self._owner.items() if owner == communicator.rank]
         self.own: Optimizer = optimizer([{"params": mine}], **options)  # in a group, which may be empty
 
@@ -97,7 +95,7 @@ class ShardedOptimizer:
 
 def checksum(parameter: nn.Parameter) -> int:
     """Of its bytes."""
-    return zlib.crc32(as_array(parameter.detach().reshape(-1).view(torch.uint8)).data)
+    return zlib.crc32(as_array(parameter.detach().contiguous().view(-1).view(torch.uint8)).data)
 
 
 def owners(parameters: Sequence[nn.Parameter], size: int) -> dict[nn.Parameter, int]:
