@@ -241,11 +241,11 @@ class FullySharded(nn.Module):
                 self.sharded |= dict.fromkeys(paths, sharded)
             if parameter.is_floating_point():
                 self._names[leaves[0]] = paths[0]
-                hook = partial(self._on_gradient, holder, paths[0])
+                hook, trained = partial(self._on_gradient, holder, paths[0]), parameter.requires_grad
                 for leaf in leaves:
                     # A hook needs requires_grad to be registered, and stays when that changes.
                     leaf.requires_grad_().register_post_accumulate_grad_hook(hook)
-                    leaf.requires_grad_(parameter.requires_grad)
+                    leaf.requires_grad_(trained)
         for module, unit in units.items():
             if unit.parameters or unit is self._root:
                 # By size, so that each is aligned where all are laid end to end.
