@@ -2,6 +2,7 @@
 
 import copy
 import threading
+from collections import UserDict
 from dataclasses import dataclass
 
 import numpy as np
@@ -333,18 +334,18 @@ def test_what_cannot_be_sharded_is_refused(message):
 def test_units_are_children_unless_told_and_layers_of_lists_which_are_never_called():
     def program(communicator):
         lists = {
-            "blocks": nn.ModuleList(nn.Linear(5, 5) for _ in range(2)),
+            "blocks": nn.ModuleDict({"deep": nn.ModuleList(nn.Linear(5, 5) for _ in range(2))}),
             "scales": nn.ParameterList([ones]),
         }
         module = nn.ModuleDict({"first": nn.Linear(5, 5), **lists})
-        module.forward = lambda x: module.blocks[1](module.blocks[0](module.first(x))) * module.scales[0]
+        module.forward = lambda x: nn.Sequential(module.first, *module.blocks.deep)(x) * module.scales[0]
         with FullySharded(module, communicator) as model:
             model.events = []
             model(ones)
             return {event.unit for event in model.events}
 
     ones = torch.ones(5)
-    assert threads.run(2, program) == [{"", "first", "blocks.0", "blocks.1"}] * 2
+    assert threads.run(2, program) == [{"", "first", "blocks.deep.0", "blocks.deep.1"}] * 2
 
 
 class Layers(nn.Module):
@@ -581,22 +582,63 @@ def test_units_called_twice_and_two_forward_passes_before_both_backward_passes(w
 
 
 class Beside(nn.Linear):
-    """Returns a view of its input, too."""
+    """Returns something else, too, or adds its result to it in place."""
+
+    def __init__(self, way):
+        super().__init__(5, 5)
+        self.way, self.prompt = way, nn.Parameter(torch.ones(2, 5), "ignored" in way)
+
+    def forward(self, x, context):
+        y = super().forward(context["x"]) + x
+        if self.way == "sum":
+            x += y
+            return x, x
+        others = {
+            "input": x.view_as(x),
+            "context": context["x"].view_as(x),
+            "ignored": self.prompt,
+            "view of ignored": self.prompt.view_as(x),
+        }
+        return y, others[self.way]
+
+
+class Context(UserDict):
+    """No container that PyTorch looks into."""
+
+
+class AddedBeside(nn.Module):
+    def __init__(self, way):
+        super().__init__()
+        self.first, self.beside = nn.Linear(5, 5), Beside(way)
 
     def forward(self, x):
-        return super().forward(x), x.view_as(x)
+        x = self.first(x)
+        one, other = self.beside(x.view_as(x), Context(x=2 * x))
+        return one.mul_(3) * other
 
 
-def test_a_unit_that_returns_a_view_of_its_input_is_gathered_once_a_pass():
+@pytest.mark.parametrize("way", ["input", "context", "sum", "ignored", "view of ignored"])
+def test_a_unit_that_returns_its_input_or_an_ignored_parameter_is_gathered_once_a_pass(way):
+    torch.manual_seed(0)
+    alone, x = AddedBeside(way), torch.randn(2, 5)
+    copies = [copy.deepcopy(alone) for _ in range(2)]
+    optimizer = torch.optim.SGD(alone.parameters())
+    for _ in range(2):
+        alone(x).sum().backward()
+        optimizer.step()
+
     def program(communicator):
-        module = nn.ModuleDict({"first": nn.Linear(5, 5), "beside": Beside(5, 5)})
-        module.forward = lambda x: sum(module.beside(module.first(x)))
-        with FullySharded(module, communicator) as model:
+        module = copies[communicator.rank]
+        with FullySharded(module, communicator, ignored=[module.beside.prompt]) as model:
             model.events = []
-            model(torch.ones(2, 5)).sum().backward()
+            optimizer = torch.optim.SGD(model.parameters())
+            for _ in range(2):
+                model(x).sum().backward()
+                optimizer.step()
+            torch.testing.assert_close(model.full_state_dict(), alone.state_dict())
             return [event.unit for event in model.events if event.kind == "gather"]
 
-    assert threads.run(2, program) == [["first", "beside", "beside", "first"]] * 2
+    assert threads.run(2, program) == [["first", "beside", "beside", "first"] * 2] * 2
 
 
 def test_a_unit_is_whole_before_earlier_hooks_on_its_output_as_those_of_emulated_devices():

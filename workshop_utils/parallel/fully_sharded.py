@@ -96,7 +96,7 @@ class Unit:
         self.name, self.keeps = name, keeps
         self.parameters: list[ShardedParameter] = []
         self.gathering: Future[None] | None = None  # None while whole parameters have no memory
-        self.in_backward = False
+        self.in_backward, self.began = False, 0  # autograd numbers its nodes; its pass began with this one
 
     def register(self, whole: bool) -> None:
         """Put whole parameters, or shards, where modules look for them; RuntimeError if another one is there.
@@ -133,7 +133,8 @@ class FullySharded(nn.Module):
 
     Use a unit's parameters only within its pass, and return no views of them: a tied head that calls
     `linear(x, embedding.weight)` needs `units` without the embedding. Instead of a penalty on `parameters()`, use the
-    optimizer's `weight_decay`.
+    optimizer's `weight_decay`. A unit that changes its input in place, as one does that begins with
+    `ReLU(inplace=True)`, stays whole until the backward pass ends.
 
     Parameters that no unit has alone, such as tied ones of two units, belong to the whole module, which is a unit, too:
     it is gathered first, and let go last. Parameters become rank 0's, and so do buffers, at the start. A scalar, which
@@ -147,8 +148,8 @@ class FullySharded(nn.Module):
         module: on the CPU; of the same structure on all ranks.
         communicator: of these ranks. While a pass is under way, nobody else may use it, nor may two of these share it.
             If it shares its links, as a group of a mesh does, nothing overlaps, and nothing is prefetched.
-        units: modules within `module`; if None, its children, and the layers of those that are a ModuleList. One within
-            another is held beside it.
+        units: modules within `module`; if None, its children, and in place of one that is never called (ModuleList,
+            ModuleDict) the layers in it. One within another is held beside it.
         ignored: parameters, and modules with all of theirs, that stay replicated; their gradients are all-reduced.
         param_dtype: in which units get their inputs, compute, and travel; each parameter's own if None.
         reduce_dtype: in which gradients travel and are added, not bfloat16, in which NumPy cannot. If None, it is
@@ -253,7 +254,7 @@ class FullySharded(nn.Module):
                 unit.register(whole=False)
                 before, after = partial(self._before_forward, unit), partial(self._after_forward, unit)
                 module.register_forward_pre_hook(before, with_kwargs=True, prepend=True)
-                module.register_forward_hook(after, with_kwargs=True, always_call=True)
+                module.register_forward_hook(after, always_call=True)
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         """The module's own forward pass."""
@@ -301,6 +302,7 @@ class FullySharded(nn.Module):
             self._last_order, self._forward_order, self._backward_stack = self._forward_order, [], []
         self._enter(unit)
         self._forward_order.append(unit)
+        unit.began = torch._C._autograd._get_sequence_nr()
         place = len(self._forward_order)
         if self._last_order[place - 1 : place] == [unit]:
             self._look_ahead(self._last_order[place:])
@@ -319,21 +321,22 @@ class FullySharded(nn.Module):
             register_multi_grad_hook(inputs, lambda _: unit.free())
         return arguments
 
-    def _after_forward(self, unit: Unit, _: nn.Module, values: Any, named: Any, output: Any) -> None:
+    def _after_forward(self, unit: Unit, _: nn.Module, __: Any, output: Any) -> None:
         if unit.in_backward:
             return
         outputs = tensors_in(output)
         storages = {each.untyped_storage()._cdata for each in outputs}
         if views := [p.name for p in unit.parameters if p.padded.untyped_storage()._cdata in storages]:
             raise RuntimeError(f"a unit returns a view of {views[0]}; clone it, or leave it out of units")
-        tensors = [each for each in outputs if each.requires_grad and torch.is_grad_enabled()]
+        # A leaf, such as an ignored parameter, would keep its hook after the step.
+        tensors = [each for each in outputs if each.grad_fn is not None and torch.is_grad_enabled()]
         if unit is self._root:  # what was gathered ahead for a unit that was not used
             wait([each.gathering for each in self._units if each.gathering is not None])
         versions = {each.shard: each.shard._version for each in unit.parameters}
-        # A view that is changed in place loses its hooks; those of its base stay.
-        outside = {each if each._base is None else each._base for each in tensors_in((values, named))}
-        bases = {each._base for each in tensors} - outside
-        for tensor in (*tensors, *(each for each in bases if each is not None and each.requires_grad)):
+        # A view that is changed in place loses its hooks; those of its base stay, if it was made here.
+        bases = {each._base for each in tensors if each._base is not None}
+        made = [each for each in bases if each.grad_fn and each.grad_fn._sequence_nr() >= unit.began]
+        for tensor in (*tensors, *made):
             hook_first(tensor, partial(self._before_backward, unit, versions))
         self._backward_stack += [unit] if tensors else []
         if unit.keeps and tensors:
