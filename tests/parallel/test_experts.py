@@ -257,8 +257,8 @@ def linears(count, width=4):
     return [nn.Linear(4, width) for _ in range(count)]
 
 
-def tied():
-    one, other = linears(2)
+def tied(width=4):
+    one, other = (nn.Linear(width, width) for _ in range(2))
     other.weight = one.weight
     return one, other
 
@@ -284,8 +284,8 @@ def tied():
         (lambda two: Router(4, 2, 0), "k is 0"),
         (lambda two: layer_of(1, capacity_factor=0), "capacity_factor is 0; it must be above 0"),
         (lambda two: layer_of(1, capacity_factor=math.inf), "capacity_factor is inf"),
-        (lambda two: Experts(4, linears(1) * 4, 1), "experts share a parameter"),
-        (lambda two: Experts(4, tied(), 1), "experts share a parameter"),
+        (lambda two: cut_experts(Experts(4, linears(1) * 4, 1), two), "experts share a trained parameter"),
+        (lambda two: cut_experts(Experts(4, tied(), 1), two), "experts share a trained parameter"),
         (lambda two: Experts(4, linears(2, width=3), 1)(torch.zeros(5, 4)), r"\(5, 3\) of rows \(5, 4\)"),
     ],
 )
@@ -298,6 +298,15 @@ def test_what_cannot_be_is_refused_before_anything_is_sent(call, said):
     threads.run(2, rank_main)
 
 
+def test_experts_share_frozen_parameters_and_uncut_also_trained_ones():
+    whole, shares = Experts(WIDTH, tied(WIDTH), 1).double(), tokens_of(2)
+    whole(shares[0]).sum().backward()
+    assert whole.experts["0"].weight.grad.any()
+    whole.experts["0"].weight.requires_grad_(False)
+    results = [result for result, *_ in run_cut(whole, shares)]
+    torch.testing.assert_close(torch.cat(results), whole(torch.cat(shares)))
+
+
 def test_what_is_refused_is_not_cut_in_part():
     def rank_main(communicator):
         model = GPT(GPTSizes(layers=2, sequence=4, experts=2))
@@ -306,6 +315,9 @@ def test_what_is_refused_is_not_cut_in_part():
             parallelize(model, Region(communicator, sequence_parallel=True))
         model.layers[2].mlp = Experts(48, linears(3), 1)
         with pytest.raises(ValueError, match="experts is 3"):
+            cut_experts(model, communicator)
+        model.layers[2].mlp = Experts(48, [nn.Linear(48, 48)] * 2, 1)
+        with pytest.raises(ValueError, match="experts share"):
             cut_experts(model, communicator)
         assert [*model.state_dict()][:10] == names[:10]
         assert model.layers[1].mlp.communicator is None

@@ -87,8 +87,8 @@ class Experts(nn.Module):
 
     Args:
         width: of a token.
-        experts: modules (rows, width) to (rows, width), each with parameters of its own; they keep their numbers, also
-            in a `state_dict`, when some are taken away.
+        experts: modules (rows, width) to (rows, width); they keep their numbers, also in a `state_dict`, when some are
+            taken away.
         k: how many of them a token uses.
         capacity_factor: None: no token is dropped. Otherwise an expert takes at most `capacity` rows from each rank;
             first choices before second ones, earlier tokens before later ones. What is dropped counts as zero: behind
@@ -103,8 +103,8 @@ class Experts(nn.Module):
         communicator: the ranks that share the experts; None: this one has all of them.
 
     Raises:
-        ValueError: for no experts, a k as in Router, a capacity factor that is not positive and finite, or experts that
-            share a parameter; in a forward pass, if experts change the shape of their rows.
+        ValueError: for no experts, a k as in Router, or a capacity factor that is not positive and finite; in a forward
+            pass, if experts change the shape of their rows.
     """
 
     load: Tensor
@@ -119,9 +119,6 @@ class Experts(nn.Module):
         self.experts = nn.ModuleDict({str(number): expert for number, expert in enumerate(experts)})
         if not self.experts:
             raise ValueError("experts is empty; a layer needs at least one")
-        parameters = [each for expert in self.experts.values() for each in expert.parameters()]
-        if len({*parameters}) < len(parameters):
-            raise ValueError("experts share a parameter; each must have parameters of its own")
         self.router = Router(width, len(self.experts), k)
         self.capacity_factor, self.balance = capacity_factor, 0.0
         self.register_buffer("load", torch.zeros(len(self.experts), dtype=torch.long), persistent=False)
@@ -188,7 +185,8 @@ class _WithLoss(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, loss: Tensor) -> Tensor:
         ctx.of_loss = torch.ones_like(loss)
-        return x.clone()  # a view that a Function returns must not be changed in place
+        ctx.mark_dirty(x)  # else autograd returns a view, which must not be changed in place
+        return x
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> Any:
@@ -271,8 +269,8 @@ def cut_experts(module: nn.Module, communicator: Communicator) -> nn.Module:
     Every rank must hand over the same whole weights. The ranks of `communicator` have different tokens.
 
     Raises:
-        ValueError: if there are no layers of experts, one was cut before, or the ranks do not divide its experts; then
-            none is cut.
+        ValueError: if there are no layers of experts, one was cut before, the ranks do not divide its experts, or these
+            share a parameter that is not frozen; then none is cut.
     """
     rank, ranks, layers = communicator.rank, communicator.size, _layers(module, at_least=1)
     for layer in layers:
@@ -281,6 +279,11 @@ def cut_experts(module: nn.Module, communicator: Communicator) -> nn.Module:
         if len(layer.experts) % ranks:
             right = f"{ranks} ranks need equal shares: a multiple of {ranks}"
             raise ValueError(f"experts is {len(layer.experts)}; {right}")
+        trained = [p for expert in layer.experts.values() for p in expert.parameters() if p.requires_grad]
+        if len({*trained}) < len(trained):
+            raise ValueError(
+                "experts share a trained parameter; freeze it, or give each its own before you cut them"
+            )
     for layer in layers:
         share = len(layer.experts) // ranks
         own = list(layer.experts.items())[rank * share : (rank + 1) * share]
@@ -290,7 +293,7 @@ def cut_experts(module: nn.Module, communicator: Communicator) -> nn.Module:
 
 def expert_parameters(module: nn.Module) -> list[nn.Parameter]:
     """Parameters whose gradients hold all tokens of the group: of experts, but not of routers."""
-    return [parameter for layer in _layers(module) for parameter in layer.experts.parameters()]
+    return [*dict.fromkeys(each for layer in _layers(module) for each in layer.experts.parameters())]
 
 
 def rows_between(kept: Tensor) -> Tensor:
