@@ -8,6 +8,7 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 import time
 
 import pytest
@@ -99,6 +100,23 @@ def test_an_interrupt_before_the_display_stops_the_run_as_well(make_job, monkeyp
     save(job)
     assert CliRunner().invoke(cli.app, ["launch", str(job.folder)]).exit_code == 130
     assert [run.state for run in interrupted] == [RunState.STOPPED]
+
+
+@pytest.mark.parametrize("is_interrupt", [True, False])
+def test_what_python_makes_of_an_interrupt_while_a_thread_starts_is_one(make_job, monkeypatch, is_interrupt):
+    def launch(*_):
+        try:
+            raise KeyboardInterrupt if is_interrupt else ValueError
+        finally:
+            threading.Lock().release()  # as Condition.wait does then
+
+    monkeypatch.setattr(Local, "launch", launch)
+    save(job := make_job("pass"))
+    done = CliRunner().invoke(cli.app, ["launch", str(job.folder)])
+    assert (done.exit_code, "nothing is left running" in done.output) == (
+        (130, True) if is_interrupt else (1, False)
+    )
+    assert isinstance(done.exception, SystemExit if is_interrupt else RuntimeError)
 
 
 def test_three_interrupts_in_a_moment_are_one(make_job):

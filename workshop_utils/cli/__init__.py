@@ -140,7 +140,11 @@ def launch(
             if caught:  # an import may take an interrupt for a reason to do without something
                 raise KeyboardInterrupt
             terminal.show(run)
-        except KeyboardInterrupt:
+        except (KeyboardInterrupt, RuntimeError) as error:
+            # Python makes a RuntimeError of an interrupt that comes while the start of a thread lets go of a lock.
+            came = error.__context__ if type(error) is RuntimeError else error
+            if not isinstance(came, KeyboardInterrupt):
+                raise
             if run is not None:  # otherwise the launcher has taken back what it had begun
                 run.stop()
             with contextlib.suppress(OSError):  # the terminal may be closed
