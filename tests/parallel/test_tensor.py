@@ -1,5 +1,7 @@
 """Tensor parallelism: equal to one process with any number of ranks, odd sizes, and counted bytes."""
 
+from dataclasses import replace
+
 import pytest
 import torch
 from torch import nn
@@ -141,8 +143,9 @@ def without_up(model):
     return model
 
 
-def embedding_of_two_tokens(_):
-    return GPT(GPTSizes(width=24, vocabulary=2)).layers[0]
+def of_two_tokens(_):
+    embedding, *blocks, _ = GPT(replace(EVEN, vocabulary=2)).layers
+    return nn.Sequential(*blocks, embedding)  # the blocks, which come first, could be cut
 
 
 @pytest.mark.parametrize(
@@ -150,7 +153,7 @@ def embedding_of_two_tokens(_):
     [
         (tied, "layers.0 shares a parameter with another layer"),
         (without_up, "mlp is a Sequential; to be cut it needs layers up and down"),
-        (embedding_of_two_tokens, "3 ranks cannot share 2 units of 1 features"),
+        (of_two_tokens, "3 ranks cannot share 2 units of 1 features"),
     ],
 )
 def test_a_model_that_cannot_be_cut_is_refused_before_any_of_it_is(change, message):
