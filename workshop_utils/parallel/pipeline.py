@@ -225,11 +225,13 @@ class ModuleStage:
                 "loss is None; the last stage of a pipeline needs one, or a module that gives a number"
             )
         torch.autograd.backward(given, None if incoming is None else torch.from_numpy(incoming))
-        products = self.deferred[microbatch].products if self.is_split else []
-        left = {each.gradient.untyped_storage().data_ptr() for each in products}
-        for each in self.module.parameters():  # autograd may share memory, and add the next gradient in place
-            if each.grad is not None and each.grad.untyped_storage().data_ptr() in left:
-                each.grad = each.grad.clone()
+        if self.is_split:
+            left = {each.gradient.untyped_storage().data_ptr() for each in self.deferred[microbatch].products}
+            for (
+                each
+            ) in self.module.parameters():  # autograd may share memory, and add the next gradient in place
+                if each.grad is not None and each.grad.untyped_storage().data_ptr() in left:
+                    each.grad = each.grad.clone()
         return None if taken.grad is None else taken.grad.contiguous().numpy()
 
     def weight(self, microbatch: int) -> None:

@@ -39,8 +39,6 @@ from workshop_utils.parallel.experts import Experts
 from workshop_utils.parallel.gpt import Block, Embedding, Head, places_of
 
 Operator = Callable[[Tensor], Tensor]  # f, g or ḡ
-
-
 IGNORED = -100  # a target that counts nothing
 
 
