@@ -112,10 +112,8 @@ def test_what_a_layer_gives_can_be_changed_in_place(shape):
 
 
 def test_a_second_derivative_is_refused():
-    model, x = (
-        nn.Sequential(nn.Linear(3, 4), nn.Tanh()),
-        torch.ones(5, 3, requires_grad=True),
-    )
+    model = nn.Sequential(nn.Linear(3, 4), nn.Tanh())
+    x = torch.ones(5, 3, requires_grad=True)
     with DeferredWeights():
         y = model(x)
     (of_x,) = torch.autograd.grad(y.sum(), x, create_graph=True)
