@@ -152,11 +152,12 @@ def cut_among(communicator):
     return [
         cut_experts(Experts(3, [nn.Linear(3, 3), nn.Linear(3, 3)], 1), communicator),
         ColumnParallelLinear(nn.Linear(3, 2), Region(communicator)),
+        FullySharded(nn.Linear(3, 2), communicator),
     ]
 
 
 @pytest.mark.parametrize("kind", [NaiveDataParallel, FullySharded])
-@pytest.mark.parametrize("layer", [0, 1])
+@pytest.mark.parametrize("layer", [0, 1, 2])
 def test_data_parallelism_refuses_layers_that_are_cut(kind, layer):
     def program(communicator):
         part = cut_among(communicator)[layer]

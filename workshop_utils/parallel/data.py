@@ -58,7 +58,7 @@ class NaiveDataParallel(nn.Module):
         communicator: of these ranks. While a step is under way, nobody else may use it.
 
     Raises:
-        ValueError: if a layer is cut among some of these ranks, or an embedding has a `max_norm`.
+        ValueError: if a layer, or a FullySharded, is cut among some of these ranks, or an embedding has a `max_norm`.
     """
 
     def __init__(self, module: nn.Module, communicator: Communicator) -> None:
@@ -264,8 +264,10 @@ def buckets_of(parameters: dict[str, nn.Parameter], bucket_bytes: int) -> list[d
 
 def refuse_different(module: nn.Module, communicator: Communicator) -> None:
     """Raise ValueError if ranks have different parts of a layer, or would not keep an embedding the same."""
+    from workshop_utils.parallel.fully_sharded import FullySharded  # which imports this
+
     for name, each in module.named_modules():
-        group = each.communicator if isinstance(each, Experts) else None
+        group = each.communicator if isinstance(each, Experts | FullySharded) else None
         group = each.region.communicator if isinstance(each, Cut) else group
         if group and len({*group.ranks}.intersection(communicator.ranks)) > 1:
             right = "their parts would become the same: leave it out, or use mesh.synchronise"
