@@ -296,12 +296,19 @@ def _shard(rank: int) -> bytes:
     return f"parameters of rank {rank}".encode() * 100
 
 
-def _write(rank: int, bad: int | str, calls: _Calls, path: Path, content: bytes) -> None:
-    """Late on the `bad` rank, not at all if that is the file's name; atomically, also where ranks write one file."""
+def _write(rank: int, others: int, bad: int | str, calls: _Calls, path: Path, content: bytes) -> None:
+    """Late on the `bad` rank, not at all if that is the file's name; atomically, also where ranks write one file.
+
+    Late is 0.3 s after the shards of all `others`, or after 2 s if these wait for this one.
+    """
     path = Path(path)
     there = {each.name: each.read_bytes() for each in path.parent.glob("shard-?")}
     calls.append((path.name, bytes(content), there))
-    _sleep(0.3 * (rank == bad))
+    if rank == bad:
+        latest = time.monotonic() + 2
+        while len([*path.parent.glob("shard-?")]) < others and time.monotonic() < latest:
+            _sleep(0.01)
+        _sleep(0.3)
     if path.name == bad:
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
     part = path.with_name(f"{path.name}.part-{rank}")
@@ -312,8 +319,9 @@ def _write(rank: int, bad: int | str, calls: _Calls, path: Path, content: bytes)
 def _save(communicator: Communicator, answer: SaveSharded, folder: Path, bad: int | str) -> _Calls:
     """What a rank writes; a learner's `time.sleep` is over at once, so it outlasts no slow disk."""
     rank, calls = communicator.rank, _Calls()
+    write = functools.partial(_write, rank, communicator.size - 1, bad, calls)
     with mock.patch("time.sleep"):
-        answer(communicator, folder, _shard(rank), functools.partial(_write, rank, bad, calls))
+        answer(communicator, folder, _shard(rank), write)
     if any(name == bad for name, *_ in calls):
         (folder / "returned").touch()
     return calls
