@@ -227,9 +227,8 @@ class ModuleStage:
         torch.autograd.backward(given, None if incoming is None else torch.from_numpy(incoming))
         if self.is_split:
             left = {each.gradient.untyped_storage().data_ptr() for each in self.deferred[microbatch].products}
-            for (
-                each
-            ) in self.module.parameters():  # autograd may share memory, and add the next gradient in place
+            # Autograd may share memory, and add the next gradient in place.
+            for each in self.module.parameters():
                 if each.grad is not None and each.grad.untyped_storage().data_ptr() in left:
                     each.grad = each.grad.clone()
         return None if taken.grad is None else taken.grad.contiguous().numpy()
