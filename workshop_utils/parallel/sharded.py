@@ -76,7 +76,7 @@ class ShardedOptimizer:
         ring_all_reduce(communicator, bounds, "max")
         if differ := np.count_nonzero(bounds[: len(sums)] + bounds[len(sums) :]):
             right = "make them alike first, as NaiveDataParallel does, and leave out experts that are cut"
-            raise ValueError(f"{differ} of the parameters differ between ranks; {right}")
+            raise ValueError(f"{differ} of {len(sums)} parameters differ between ranks; {right}")
         mine = [parameter for parameter, owner in self._owner.items() if owner == communicator.rank]
         self.own: Optimizer = optimizer([{"params": mine}], **options)  # in a group, which may be empty
 
