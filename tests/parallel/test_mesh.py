@@ -157,16 +157,39 @@ def cut_among(communicator):
 
 
 @pytest.mark.parametrize("kind", [NaiveDataParallel, FullySharded])
-@pytest.mark.parametrize("layer", [0, 1, 2])
-def test_data_parallelism_refuses_layers_that_are_cut(kind, layer):
+@pytest.mark.parametrize(
+    ("layer", "right"), [(0, "or use mesh.synchronise"), (1, "or use mesh.synchronise"), (2, "use it alone")]
+)
+def test_data_parallelism_refuses_layers_that_are_cut(kind, layer, right):
     def program(communicator):
         part = cut_among(communicator)[layer]
         before = communicator.traffic.bytes_sent.sum()
-        with pytest.raises(ValueError, match=r"module is cut among 2 ranks; .*, or use mesh\.synchronise"):
+        with pytest.raises(ValueError, match=f"module is cut among 2 ranks; .*{right}"):
             kind(part, communicator)
         assert communicator.traffic.bytes_sent.sum() == before
 
     threads.run(2, program)
+
+
+@pytest.mark.parametrize("kind", [NaiveDataParallel, OverlappedDataParallel])
+def test_shards_over_one_direction_may_have_replicas_over_another(kind):
+    """Hybrid sharding."""
+    torch.manual_seed(0)
+    whole, inputs = nn.Linear(5, 3, dtype=torch.float64), torch.randn(4, 5, dtype=torch.float64)
+    whole(inputs).square().mean().backward()
+
+    def program(communicator):
+        groups, own = mesh.mesh_of(communicator, data=2, context=2), inputs[communicator.rank].unsqueeze(0)
+        sharded = FullySharded(copy.deepcopy(whole), groups.context)
+        with sharded, kind(sharded, groups.data) as model:
+            model(own).square().mean().backward()
+            model.synchronise()
+        return [
+            torch.allclose(each.shard.grad, each.cut(getattr(whole, name).grad), rtol=1e-12, atol=1e-15)
+            for name, each in sharded.sharded.items()
+        ]
+
+    assert threads.run(4, program) == [[True, True]] * 4
 
 
 @pytest.mark.parametrize("is_expert", [False, True])

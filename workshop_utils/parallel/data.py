@@ -58,7 +58,8 @@ class NaiveDataParallel(nn.Module):
         communicator: of these ranks. While a step is under way, nobody else may use it.
 
     Raises:
-        ValueError: if a layer, or a FullySharded, is cut among some of these ranks, or an embedding has a `max_norm`.
+        ValueError: if a layer is cut, or a FullySharded shards, among some of these ranks, or an embedding has a
+            `max_norm`.
     """
 
     def __init__(self, module: nn.Module, communicator: Communicator) -> None:
@@ -271,6 +272,8 @@ def refuse_different(module: nn.Module, communicator: Communicator) -> None:
         group = each.region.communicator if isinstance(each, Cut) else group
         if group and len({*group.ranks}.intersection(communicator.ranks)) > 1:
             right = "their parts would become the same: leave it out, or use mesh.synchronise"
+            if isinstance(each, FullySharded):
+                right = "its gradients are means already: use it alone, or over other ranks"
             raise ValueError(f"{name or 'module'} is cut among {group.size} ranks; {right}")
         if isinstance(each, nn.Embedding | nn.EmbeddingBag) and each.max_norm is not None:
             right = "it must be None, for each rank would shorten only the rows that it looks up"
