@@ -297,18 +297,16 @@ def _shard(rank: int) -> bytes:
 
 
 def _write(rank: int, others: int, bad: int | str, calls: _Calls, path: Path, content: bytes) -> None:
-    """Late on the `bad` rank, not at all if that is the file's name; atomically, also where ranks write one file.
+    """Write late on the `bad` rank, and never a file of that name; atomically, also where ranks write one file.
 
-    Late is 0.3 s after the shards of all `others`, or after 2 s if these wait for this one.
+    A late shard comes after those of all `others`, or after 2 s if they wait for it, and then after `complete`, or 1 s.
     """
     path = Path(path)
     there = {each.name: each.read_bytes() for each in path.parent.glob("shard-?")}
     calls.append((path.name, bytes(content), there))
-    if rank == bad:
-        latest = time.monotonic() + 2
-        while len([*path.parent.glob("shard-?")]) < others and time.monotonic() < latest:
-            _sleep(0.01)
-        _sleep(0.3)
+    if rank == bad and path.name != "complete":
+        _wait(2, lambda: len([*path.parent.glob("shard-?")]) >= others)
+        _wait(1, path.with_name("complete").exists)
     if path.name == bad:
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
     part = path.with_name(f"{path.name}.part-{rank}")
@@ -316,10 +314,17 @@ def _write(rank: int, others: int, bad: int | str, calls: _Calls, path: Path, co
     part.replace(path)
 
 
+def _wait(seconds: float, until: Callable[[], bool]) -> None:
+    latest = time.monotonic() + seconds
+    while not until() and time.monotonic() < latest:
+        _sleep(0.01)
+
+
 def _save(communicator: Communicator, answer: SaveSharded, folder: Path, bad: int | str) -> _Calls:
     """What a rank writes; a learner's `time.sleep` is over at once, so it outlasts no slow disk."""
     rank, calls = communicator.rank, _Calls()
     write = functools.partial(_write, rank, communicator.size - 1, bad, calls)
+    communicator.barrier()  # else a rank that starts late is as slow as a disk
     with mock.patch("time.sleep"):
         answer(communicator, folder, _shard(rank), write)
     if any(name == bad for name, *_ in calls):
