@@ -158,13 +158,21 @@ def cut_among(communicator):
 
 @pytest.mark.parametrize("kind", [NaiveDataParallel, FullySharded])
 @pytest.mark.parametrize(
-    ("layer", "right"), [(0, "or use mesh.synchronise"), (1, "or use mesh.synchronise"), (2, "use it alone")]
+    ("layer", "right"),
+    [
+        (0, "module is cut among 2 ranks; .*, or use mesh.synchronise"),
+        (1, "module is cut among 2 ranks; .*, or use mesh.synchronise"),
+        (2, "sharded by a FullySharded already|weight is sharded among 2 ranks"),
+    ],
 )
-def test_data_parallelism_refuses_layers_that_are_cut(kind, layer, right):
+@pytest.mark.parametrize("inner", [False, True])
+def test_data_parallelism_refuses_layers_that_are_cut(kind, layer, right, inner):
     def program(communicator):
         part = cut_among(communicator)[layer]
+        if inner and isinstance(part, FullySharded):
+            part = part.module
         before = communicator.traffic.bytes_sent.sum()
-        with pytest.raises(ValueError, match=f"module is cut among 2 ranks; .*{right}"):
+        with pytest.raises(ValueError, match=right):
             kind(part, communicator)
         assert communicator.traffic.bytes_sent.sum() == before
 
