@@ -297,16 +297,16 @@ def _shard(rank: int) -> bytes:
 
 
 def _write(rank: int, others: int, bad: int | str, calls: _Calls, path: Path, content: bytes) -> None:
-    """Write late on the `bad` rank, and never a file of that name; atomically, also where ranks write one file.
+    """Write late if `bad` is this rank, never if it is the file's name; atomically, also where ranks write one file.
 
-    A late shard comes after those of all `others`, or after 2 s if they wait for it, and then after `complete`, or 1 s.
+    A late shard waits up to 2 s for those of the `others`, then for `complete`: up to 1 s, rank 2's up to 6.
     """
     path = Path(path)
     there = {each.name: each.read_bytes() for each in path.parent.glob("shard-?")}
     calls.append((path.name, bytes(content), there))
     if rank == bad and path.name != "complete":
         _wait(2, lambda: len([*path.parent.glob("shard-?")]) >= others)
-        _wait(1, path.with_name("complete").exists)
+        _wait(6 if rank == 2 else 1, path.with_name("complete").exists)
     if path.name == bad:
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
     part = path.with_name(f"{path.name}.part-{rank}")
