@@ -158,20 +158,12 @@ def cut_among(communicator):
 
 
 @pytest.mark.parametrize("kind", [NaiveDataParallel, FullySharded])
-@pytest.mark.parametrize(
-    ("layer", "right"),
-    [
-        (0, "module is cut among 2 ranks; .*, or use mesh.synchronise"),
-        (1, "module is cut among 2 ranks; .*, or use mesh.synchronise"),
-        (2, "sharded by a FullySharded already|weight is sharded among 2 ranks"),
-        (3, "sharded by a FullySharded already|weight is sharded among 2 ranks"),
-    ],
-)
-def test_data_parallelism_refuses_layers_that_are_cut(kind, layer, right):
+@pytest.mark.parametrize("layer", [0, 1, 2, 3])
+def test_data_parallelism_refuses_layers_that_are_cut(kind, layer):
     def program(communicator):
         part = cut_among(communicator)[layer]
         before = communicator.traffic.bytes_sent.sum()
-        with pytest.raises(ValueError, match=right):
+        with pytest.raises(ValueError, match=r"module is cut among 2 ranks; .*, or use mesh\.synchronise"):
             kind(part, communicator)
         assert communicator.traffic.bytes_sent.sum() == before
 

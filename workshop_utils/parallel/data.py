@@ -58,8 +58,8 @@ class NaiveDataParallel(nn.Module):
         communicator: of these ranks. While a step is under way, nobody else may use it.
 
     Raises:
-        ValueError: if a layer is cut, or its parameters are sharded by FullySharded, among some of these ranks, or an
-            embedding has a `max_norm`.
+        ValueError: if a layer is cut, or a FullySharded has cut it, among some of these ranks, or an embedding has a
+            `max_norm`.
     """
 
     def __init__(self, module: nn.Module, communicator: Communicator) -> None:
@@ -266,19 +266,17 @@ def buckets_of(parameters: dict[str, nn.Parameter], bucket_bytes: int) -> list[d
 def refuse_different(module: nn.Module, communicator: Communicator) -> None:
     """Raise ValueError if ranks have different parts of a layer, or would not keep an embedding the same."""
     for name, each in module.named_modules():
-        group = each.communicator if isinstance(each, Experts) else None
-        group = each.region.communicator if isinstance(each, Cut) else group
-        if group and len({*group.ranks}.intersection(communicator.ranks)) > 1:
+        ranks = vars(each).get("sharded_among", ())  # by a FullySharded, whether or not that is in `module`
+        if isinstance(each, Experts) and each.communicator is not None:
+            ranks = each.communicator.ranks
+        if isinstance(each, Cut):
+            ranks = each.region.communicator.ranks
+        if len({*ranks}.intersection(communicator.ranks)) > 1:
             right = "their parts would become the same: leave it out, or use mesh.synchronise"
-            raise ValueError(f"{name or 'module'} is cut among {group.size} ranks; {right}")
+            raise ValueError(f"{name or 'module'} is cut among {len(ranks)} ranks; {right}")
         if isinstance(each, nn.Embedding | nn.EmbeddingBag) and each.max_norm is not None:
             right = "it must be None, for each rank would shorten only the rows that it looks up"
             raise ValueError(f"max_norm of embedding {name!r} is {each.max_norm}; {right}")
-    for name, parameter in module.named_parameters():
-        among = getattr(parameter, "sharded_among", ())
-        if len({*among}.intersection(communicator.ranks)) > 1:
-            right = "its gradients are means already: use it alone, or replicate it over other ranks"
-            raise ValueError(f"{name} is sharded among {len(among)} ranks by FullySharded; {right}")
 
 
 def broadcast_from_first(communicator: Communicator, module: nn.Module) -> None:

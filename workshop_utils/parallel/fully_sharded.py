@@ -72,7 +72,6 @@ class ShardedParameter:
         self.rows = max(1, -(-len(parameter) // communicator.size))
         self.width = self.rows * parameter[:1].numel()
         self.shard = nn.Parameter(self.cut(parameter), parameter.requires_grad)
-        self.shard.sharded_among = communicator.ranks  # type: ignore[attr-defined]
         self.padded = torch.empty(communicator.size, self.width, dtype=dtype)
         # Of `data`, so that filling the memory again is no change that autograd would complain about.
         self.whole = nn.Parameter(self.unpadded(self.padded.data), parameter.requires_grad)
@@ -167,7 +166,7 @@ class FullySharded(nn.Module):
     Raises:
         ValueError: if a unit is not in `module`, or never called, as a ModuleList is; if `ignored` has a tensor that
             is no parameter of it; if a parameter is complex, or NumPy cannot add in `reduce_dtype`; for modules that
-            NaiveDataParallel refuses, or that are sharded already.
+            NaiveDataParallel refuses.
         RuntimeError: from the forward pass, if a unit returns a view of its parameter; from the backward pass, if a
             parameter was used outside its unit's pass, or has changed since the forward pass.
         UnusedParameters: from `backward`, if only some parameters got a gradient.
@@ -187,8 +186,6 @@ class FullySharded(nn.Module):
         prefetch: bool = True,
     ) -> None:
         super().__init__()
-        if any(hasattr(each, "sharded_among") for each in module.parameters()):
-            raise ValueError("module is sharded by a FullySharded already; make one, over all ranks")
         data.refuse_different(module, communicator)
         self.module, self.communicator = module, communicator
         self._thread = data.CommunicationThread(communicator)
@@ -214,6 +211,7 @@ class FullySharded(nn.Module):
         if names_of_complex := [name for name, p in module.named_parameters() if p.is_complex()]:
             raise ValueError(f"{names_of_complex[0]} is complex; make two real parameters of it")
         data.broadcast_from_first(communicator, module)
+        vars(module)["sharded_among"] = communicator.ranks  # what `data.refuse_different` looks for
         # Of those that may get gradients: whole and replicated ones.
         self._names: dict[nn.Parameter, str] = {}
         self.sharded: dict[str, ShardedParameter] = {}
