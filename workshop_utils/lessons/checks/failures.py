@@ -297,9 +297,10 @@ def _shard(rank: int) -> bytes:
 
 
 def _write(rank: int, others: int, bad: int | str, calls: _Calls, path: Path, content: bytes) -> None:
-    """Write late if `bad` is this rank, never if it is the file's name; atomically, also where ranks write one file.
+    """Write atomically, also where ranks write one file; with a slow disk if `bad` is this rank, a full one if a name.
 
-    A late shard waits up to 2 s for those of the `others`, then for `complete`: up to 1 s, rank 2's up to 6.
+    A slow disk waits for the `others`' shards, 2 s at most, and then for a hasty `complete`: 1 s at most, rank 2's 6 s,
+    which outlasts a deadline of five seconds.
     """
     path = Path(path)
     there = {each.name: each.read_bytes() for each in path.parent.glob("shard-?")}
