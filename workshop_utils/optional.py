@@ -20,6 +20,7 @@ MODULES = {
     "tf-keras": ("tf_keras",),
     "aws": ("boto3", "botocore", "sagemaker", "moto"),
     "kubernetes": ("kubernetes",),
+    "spmd": ("spmd_types",),
     "spark": ("pyspark",),
 }
 

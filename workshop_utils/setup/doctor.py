@@ -54,10 +54,12 @@ PURPOSES = {
     "transformers": "BERT, for lesson 13",
     "aws": "AWS's SDKs, that of SageMaker too, for lesson 11",
     "kubernetes": "the cluster's client, for lessons 06 and 12",
+    "spmd": "types of placement, for lesson 17",
     "spark": "Spark, for lesson 14",
 }
 REQUIRED = ("torch", "lessons")
-BROUGHT = ("tensorflow", "mpi", "transformers", "aws", "kubernetes", "spark")  # by the lessons that need them
+# Brought by the lessons that need them.
+BROUGHT = ("tensorflow", "mpi", "transformers", "aws", "kubernetes", "spmd", "spark")
 NOT_LINUX = (
     "not tried. Bytes of frameworks are not counted (05, 07, 08), ranks start cold, so each call takes seconds longer, "
     "and what a rank has started in a session of its own may go on after the run"
