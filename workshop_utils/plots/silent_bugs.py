@@ -1,0 +1,113 @@
+"""Figures of silent bugs: what catches them, and losses that do not show them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+import pandas as pd
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+
+from workshop_utils.plots import style
+
+CAUGHT = "#0072B2"
+WRONG = style.MUTED[1]
+# What a column of the matrix is called, above it.
+CHECKS = {
+    "falls": "loss\nfalls",
+    "loss_equals": "loss\nequals",
+    "gradients": "gradients\nequal",
+    "invariants": "invariants",
+    "types": "types",
+    "bytes": "bytes\nsent",
+    "verify": "verify",
+}
+
+
+def matrix(table: pd.DataFrame, false_alarms: Mapping[str, int] | None = None, right: int = 0) -> Figure:
+    """Which check catches which bug: filled where it does, hollow where not, a dash where it cannot be stated.
+
+    Args:
+        table: a row for each bug, with its name as index, its "class", and a column for each check: "caught", "missed",
+            "outside", or what went wrong.
+        false_alarms: of the same checks, among so many `right` runs; written below the columns.
+    """
+    table = table.sort_values("class", kind="stable")
+    checks = [name for name in table.columns if name != "class"]
+    caught = {name: int((table[name] == "caught").sum()) for name in checks}
+    height = 1.9 + 0.225 * len(table) + 0.3 * bool(false_alarms)
+    drawn, axes = style.figure(8.4, height, layout="constrained")
+    for column, name in enumerate(checks):
+        _column(axes, column, list(table[name]))
+        words = f"{CHECKS.get(name, name)}\n{caught[name]} of {len(table)}"
+        axes.text(column, -0.8, words, ha="center", va="bottom", fontsize=9.5, color=style.INK)
+        if false_alarms:
+            number = str(false_alarms[name])
+            axes.text(column, len(table) + 0.35, number, ha="center", va="center", fontsize=9.5)
+    style.rows(axes, [name.replace("_", " ") for name in table.index], (len(table) - 0.5, -0.5))
+    if false_alarms:
+        places, names = (
+            [*range(len(table)), len(table) + 0.35],
+            [*table.index, f"alarms in {right} right runs"],
+        )
+        style.rows(axes, [name.replace("_", " ") for name in names], (len(table) + 0.8, -0.5), places)
+    _classes(axes, list(table["class"]), len(checks))
+    axes.set(xticks=[], xlim=(-0.6, len(checks) + 2.6))
+    axes.tick_params(axis="y", length=0, labelsize=9)
+    axes.grid(visible=False)
+    axes.spines[:].set_visible(False)
+    best = max(checks, key=lambda name: caught[name])
+    by_any = int((table[checks] == "caught").any(axis=1).sum())
+    called = CHECKS.get(best, best).replace("\n", " ")
+    finding = f"No check catches all {len(table)} bugs; together they catch {by_any}"
+    if caught[best] == len(table):
+        finding = f"“{called}” catches all {len(table)} bugs"
+    detail = "filled: caught; hollow: missed; dash: cannot be stated"
+    style.headline(drawn, finding, detail)
+    return drawn
+
+
+def _column(axes: Axes, column: int, verdicts: Sequence[str]) -> None:
+    rows = np.arange(len(verdicts))
+    looks = {
+        "caught": ("s", CAUGHT, CAUGHT),
+        "missed": ("s", "white", "#B5B5B5"),
+        "outside": ("_", style.QUIET, style.QUIET),
+    }
+    kinds = np.array([verdict if verdict in looks else "error" for verdict in verdicts])
+    for kind, (marker, face, edge) in {**looks, "error": ("x", WRONG, WRONG)}.items():
+        own = rows[kinds == kind]
+        axes.plot(
+            np.full(len(own), column), own, marker, markersize=8, markerfacecolor=face, markeredgecolor=edge
+        )
+
+
+def _classes(axes: Axes, classes: Sequence[str], right: float) -> None:
+    """The class of each group of rows, right of the columns, with a line above each group."""
+    first = [row for row in range(len(classes)) if row == 0 or classes[row] != classes[row - 1]]
+    for row, end in zip(first, [*first[1:], len(classes)], strict=True):
+        axes.axhline(row - 0.5, color=style.FAINT, linewidth=0.8, zorder=0)
+        axes.text(
+            right - 0.3, (row + end - 1) / 2, classes[row], va="center", fontsize=8.5, color=style.QUIET
+        )
+
+
+def curves(runs: Mapping[str, Sequence[float]]) -> Figure:
+    """Losses by step of the right run, which comes first, and of wrong ones; all of the same weights and batches."""
+    _, axes = style.figure(7.2, 3.8)
+    for number, (name, losses) in enumerate(runs.items()):
+        steps = range(1, len(losses) + 1)
+        colour = style.INK if number == 0 else style.MUTED[(number - 1) % len(style.MUTED)]
+        dashes = style.DASHES[number % len(style.DASHES)]
+        style.theory(
+            axes, steps, losses, name, colour=colour, linestyle=dashes, linewidth=2.4 - 1.2 * (number > 0)
+        )
+    axes.set(xlabel="step", ylabel="loss in nats a byte")
+    right, *wrong = [float(losses[-1]) for losses in runs.values()]
+    apart = max(abs(each / right - 1) for each in wrong)
+    fallen = 1 - min(right, *wrong) / float(next(iter(runs.values()))[0])
+    finding = f"{len(wrong)} wrong runs end within {100 * apart:.1f} % of the right one"
+    return style.finish(
+        axes, finding, f"all losses fall, by {100 * fallen:.0f} % at most, from the same weights and batches"
+    )
