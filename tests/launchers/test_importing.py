@@ -1,4 +1,4 @@
-"""What people have becomes a job: manifests, shell files and estimators, and what was dropped is named."""
+"""What people have becomes a job: manifests and shell files, and what was dropped is named."""
 
 import pytest
 
@@ -80,7 +80,6 @@ python train.py --key {hub} --api-key=hidden*3 --api_key hidden*4 $A $X {hub}/x 
     assert "--comment: left out" in str(result.notes)
 
 
-JSON = '{"cfg": {"api_key": "abc"}, "lst": ["--token", "abc"], "lr": 1, "tok": {"pad_token": "p", "key": 1}}'
 WITH_SECRETS = {
     "shell": (
         """export A="--hub_token abc --lr 1" B='{"api_key": "abc"}' C="Authorization: Bearer abc" D="a: 1"
@@ -96,18 +95,13 @@ WITH_SECRETS = {
         {"D": "--max_tokens 4"},
         {},
     ),
-    "estimator": (
-        f"PyTorch(entry_point='t.py', hyperparameters={JSON}, environment={{'A': '--token abc', 'D': 1}}).fit()",
-        {"D": "1"},
-        {"lr": 1, "tok": '{"pad_token": "p", "key": 1}'},
-    ),
 }
 
 
 @pytest.mark.parametrize("name", WITH_SECRETS)
 def test_a_secret_inside_a_value_leaves_the_value_out(name, described_by):
     text, environment, arguments = WITH_SECRETS[name]
-    suffix = {"shell": "sh", "manifest": "yaml", "estimator": "py"}[name]
+    suffix = {"shell": "sh", "manifest": "yaml"}[name]
     result = described_by(f"file.{suffix}", text)
     assert (result.job["environment"], result.job["arguments"]) == (environment, arguments)
     assert "abc" not in str(result)
@@ -606,8 +600,7 @@ REFUSED = {
         ALONE.replace("{template", "{activeDeadlineSeconds: 1h, template"),
         "1h, is no whole number",
     ),
-    "time.py": ("PyTorch(max_run='x', entry_point='t.py').fit()", "x, is no whole number of seconds"),
-    "deep.py": (f"x = {'+'.join('1' * 3000)}\nPyTorch(entry_point=x)", "nested too deeply"),
+    "deep.sh": ("A='bash -c \"$A\"'\nexport A\nbash -c '$A'\neval $A", "nested too deeply"),
 }
 
 
@@ -616,227 +609,6 @@ def test_what_cannot_be_read_is_refused_by_name(name, described_by):
     text, said = REFUSED[name]
     with pytest.raises(JobError, match=said):
         described_by(name, text)
-
-
-# SageMaker
-
-ESTIMATOR = """
-import sagemaker
-from sagemaker.pytorch import PyTorch
-hyperparameters = {"epochs": 2, "amp": True, "layers": [1, 2], "api_key": "hunter2", "out": "/opt/ml/model/x",
-                   "seed": seed()}
-limit = 1.5 * 115200
-estimator = PyTorch(entry_point="train.py", source_dir=".", role=sagemaker.get_execution_role(), instance_count=2,
-                    instance_type="ml.g5.12xlarge", hyperparameters=hyperparameters, framework_version="2.1",
-                    max_run=limit, distribution=DISTRIBUTION,
-                    environment={"A": 1, "B": of("hunter2"), "DB_PASSWORD": "hunter2"})
-network.train()
-estimator.fit({"train": sagemaker.inputs.TrainingInput("s3://abc/train"), "test": upload("test")})
-"""
-
-
-def test_an_estimator_is_read_without_being_run(described_by):
-    text = ESTIMATOR.replace("DISTRIBUTION", '{"torch_distributed": {"enabled": True}}')
-    result = described_by("launch.py", text, "import torch")
-    assert result.job == {
-        "name": "launch",
-        "script": "train.py",
-        "strategy": "torch_ddp",
-        "nodes": 2,
-        "processes_per_node": 4,
-        "arguments": {"epochs": 2, "amp": True, "layers": "[1, 2]", "out": "{model}/x"},
-        "data": {"train": "s3://abc/train", "test": "test"},
-        "resources": {"gpu": 1},
-        "timeout": "48h",
-        "environment": {"A": "1"},
-    }
-    assert result.place == {"instance_type": "ml.g5.12xlarge"}
-    notes = "\n".join(result.notes)
-    assert "hunter2" not in str(result)
-    assert "()" not in notes.replace("get_execution_role()", "")
-    for said in (
-        "role: not read",
-        "get_execution_role()",
-        "--api_key",
-        "--seed",
-        "B: not read, since it is computed",
-        "DB_PASSWORD: left out, since it may be a secret",
-        "framework_version",
-        "channel test",
-    ):
-        assert said in notes, notes
-
-
-def test_a_model_trainer_is_read_too(described_by):
-    trainer = """
-from sagemaker.train import ModelTrainer
-compute = Compute(instance_type="ml.c5.xlarge", instance_count=2)
-ModelTrainer(training_image="a/b:1",
-             source_code=SourceCode(source_dir="src", entry_script="train.py"), compute=compute, role="arn:a",
-             distributed=MPI(process_count_per_node=2)).train([InputData(channel_name="train", data_source="s3://abc/t")])
-"""
-    result = described_by("trainer.py", trainer)
-    assert tuple(result.job.get(name) for name in WORKERS) == ("mpi", None, 2, 2)
-    assert result.job["data"] == {"train": "s3://abc/t"}
-    assert result.place == {"role": "arn:a", "image": "a/b:1", "instance_type": "ml.c5.xlarge"}
-
-
-WITHOUT = '{"smdistributed": {"dataparallel": {"enabled": False}, "modelparallel": {"enabled": False}}}'
-DISTRIBUTIONS = {
-    '{"parameter_server": {"enabled": True}}': ("parameter_server", ""),
-    '{"smdistributed": {"dataparallel": {"enabled": True}}}': ("torch_ddp", "smdistributed is torch_ddp"),
-    '{"torch_distributed": {"enabled": False}}': ("torch_ddp", "torch_ddp is a guess"),
-    WITHOUT: ("torch_ddp", "torch_ddp is a guess"),
-    '{"mpi": {"enabled": on("abc"), "processes_per_host": f("abc")}}': ("mpi", "enabled, which is computed"),
-    '{"mpi": {"enabled": True, "custom_mpi_options": "-x A"}}': ("mpi", "distribution: custom_mpi_options: dropped"),
-    '{"mpi": {"enabled": True}, "torch_distributed": {}}': ("mpi", "distribution: torch_distributed: dropped"),
-    "MPI(mpi_additional_options=[1])": ("mpi", "distribution: mpi_additional_options: dropped"),
-    '"mpi"': ("torch_ddp", "distribution: not read, since it is no dictionary"),
-    '{"instance_groups": ["a"]}': ("torch_ddp", "distribution: instance_groups: dropped"),
-}  # fmt: skip
-
-
-@pytest.mark.parametrize("distribution", DISTRIBUTIONS)
-def test_a_distribution_that_is_enabled_is_the_strategy(distribution, described_by):
-    result = described_by("e.py", ESTIMATOR.replace("DISTRIBUTION", distribution))
-    strategy, said = DISTRIBUTIONS[distribution]
-    assert result.job["strategy"] == strategy
-    assert said in "\n".join(result.notes)
-
-
-def test_what_only_sagemaker_has_is_refused(described_by):
-    with pytest.raises(JobError, match=r"smdistributed\.modelparallel"):
-        described_by("e.py", ESTIMATOR.replace("DISTRIBUTION", '{"smdistributed": {"modelparallel": {}}}'))
-
-
-def test_what_fit_is_told_and_a_script_without_a_name_are_read(described_by):
-    text = (
-        "e = PyTorch('train.py', source_dir='src', role='a')\ne.fit('s3://abc/t', job_name='b', wait=False)"
-    )
-    result = described_by("e.py", text)
-    assert (result.job["script"], result.job["name"], result.job["data"]) == ("train.py", "b", "s3://abc/t")
-    assert "wait: dropped" in "\n".join(result.notes)
-    (result.folder / "src").mkdir()
-    (result.folder / "src" / "train.py").touch()
-    assert "--output src makes that the job's folder" in "\n".join(described_by("e.py", text).notes)
-
-
-PLACED = 'role="r", instance_count=1, instance_type="ml.m5.large"'
-FIT = "e = PyTorch(%s)\ne.fit"
-PASSWORD = "{'PASSWORD': 'abc'}"
-STARTED = {
-    "s.e = PyTorch(%s)\ns.e.fit({'a': 's3://b/c'}, job_name='n')": ({"a": "s3://b/c"}, "n", ""),
-    "PyTorch(%s).set_hyperparameters(a=1).fit('s3://b')": ("s3://b", "e", "line 1: PyTorch is changed here by set_"),
-    "e = PyTorch(%s)\nHyperparameterTuner(e).fit('s3://b')": (None, "e", "has no fit or train that is found"),
-    f"{FIT}('s3://b')\ne.fit('s3://c')": ("s3://c", "e", "is started in lines 2 and 3"),
-    f"{FIT}({{'a': TrainingInput('s3://b', input_mode='Pipe')}})": ({"a": "s3://b"}, "e", "channel a: input_mode"),
-    f"{FIT}(TrainingInput('s3://b', distribution='ShardedByS3Key'))": ("s3://b", "e", "training: distribution"),
-    f"{FIT}(TrainingInput('s3://b', s3_data_type='ManifestFile'))": ("s3://b", "e", "training: s3_data_type"),
-    f"{FIT}(FileSystemInput(id='b'))": ("training", "e", "training: a file system, which jobs here do not read"),
-    f"{FIT}(upload('abc'))": ("training", "e", "channel training: computed (upload(…))"),
-    f"PyTorch(%s, environment=build({PASSWORD})).fit('s3://b')": ("s3://b", "e", "computed (build(…))"),
-    f"PyTorch(%s, environment={{**{PASSWORD}}}['abc']).fit('s3://b')": ("s3://b", "e", "computed (line 1)"),
-}  # fmt: skip
-
-
-@pytest.mark.parametrize("text", STARTED)
-def test_what_a_fit_is_told_is_read_and_what_it_drops_is_named_without_secrets(text, described_by):
-    result, (data, name, said) = described_by("e.py", text % f"entry_point='t.py', {PLACED}"), STARTED[text]
-    assert (result.job.get("data"), result.job["name"]) == (data, name)
-    assert said in "\n".join(result.notes)
-    assert said or len(result.notes) == 1, result.notes
-    assert "abc" not in str(result)
-
-
-# What an estimator is given, which script there is then, and a line of its import; no line where that starts with "-".
-TORCHRUN = "entry_point='a.py', distribution={'torch_distributed': {}}"
-GIVEN = {
-    "image_uri='i', hyperparameters={'sagemaker_program': '\"a.py\"'}": ("a.py", "-not known"),
-    "entry_point='a.py', hyperparameters={'sagemaker_submit_directory': 's3://a'}": ("a.py", "directory: dropped"),
-    "image_uri='i'": (None, "what its image starts is not known: name your script"),
-    "entry_point='a.py', source_dir='s3://b/c.tar.gz'": ("a.py", "source_dir: not read, since it is not on this"),
-    f"{TORCHRUN}, instance_type='ml.trn1.32xlarge'": ("a.py", "how many GPUs ml.trn1.32xlarge has is not known: one"),
-    f"{TORCHRUN}, instance_type=kind()": ("a.py", "how many GPUs its instance has is not known"),
-    f"{TORCHRUN}, instance_type='ml.c5.large'": ("a.py", "-how many GPUs"),
-}  # fmt: skip
-
-
-@pytest.mark.parametrize("given", GIVEN)
-def test_what_an_estimator_leaves_to_sagemaker_is_named(given, described_by):
-    result, (script, said) = described_by("e.py", f"Estimator({given}).fit()"), GIVEN[given]
-    assert (result.job.get("script"), result.job["arguments"]) == (script, {})
-    assert (said.lstrip("-") in "\n".join(result.notes)) != said.startswith("-"), result.notes
-
-
-COMMAND = """ModelTrainer(source_code=SourceCode(source_dir="src", command="pip install x; %s --epochs 3"),
-             compute=Compute(instance_type="ml.g5.12xlarge", instance_count=2), hyperparameters={"a": 1}).train()"""
-COMMANDS = {
-    "torchrun --nproc_per_node 4 train.py": ("torch_ddp", None, 2, 4),
-    "torchrun --nnodes $SM_HOST_COUNT --nproc_per_node gpu train.py": ("torch_ddp", None, 2, 4),
-    "mpirun -np 4 python train.py": ("mpi", None, 2, 2),
-}
-
-
-@pytest.mark.parametrize("command", COMMANDS)
-def test_a_command_of_a_model_trainer_is_read_as_a_shell_file_is(command, described_by, tmp_path):
-    (tmp_path / "src").mkdir()
-    (tmp_path / "src" / "train.py").touch()
-    result = described_by("e.py", COMMAND % command)
-    assert tuple(result.job.get(name) for name in WORKERS) == COMMANDS[command]
-    assert (result.job["script"], result.job["arguments"]) == ("src/train.py", {"epochs": 3})
-    for said in ("--output src makes", "hyperparameters: dropped", "pip: dropped"):
-        assert said in "\n".join(result.notes)
-
-
-def test_hyperparameters_may_be_in_a_file_of_json(described_by, tmp_path):
-    text = f"PyTorch(entry_point='t.py', {PLACED}, hyperparameters='hp.json').fit()"
-    assert "no JSON is in hp.json" in "\n".join(described_by("e.py", text).notes)
-    (tmp_path / "hp.json").write_text('{"lr": 0.1, "api_key": "abc"}')
-    result = described_by("e.py", text)
-    assert result.job["arguments"] == {"lr": 0.1}
-    assert "abc" not in str(result)
-
-
-HYPERPARAMETERS = {
-    'hp = {"a": 1}\nhp["b"] = 2\nhp': ({"a": 1}, "line 2: hp is changed here"),
-    'hp = {"a": 1}\nhp.update({"b": 2})\nhp': ({"a": 1}, "line 2: hp is changed here by update"),
-    'hp = {"a": 1}\nhp |= {"b": 2}\nhp': ({"a": 1}, "line 2: hp is changed here"),
-    'b = {"a": 1, "k": 0}\nh = dict(c=2)\n{**b, **h, "k": 1}': ({"a": 1, "k": 1, "c": 2}, ""),
-    'base = {"a": 1}\ndict(base, epochs=1, **base, **more())': ({"a": 1, "epochs": 1}, "line 2: **more() is computed"),
-    'hp: dict = {"a": 2 * 60**2}\nhp': ({}, "line 2: -a: left out"),
-    'hp: dict = {"a": 2*60 - 1, "b": True}\nhp': ({"a": 119, "b": True}, ""),
-    'a = 1\nif DEBUG:\n    a = 2\n{"a": a}': ({"a": 2}, "a is assigned in lines 1 and 3: the last is taken"),
-    'a = 1\nfor a in range(3):\n    pass\n{"a": a}': ({}, "a is assigned in lines 1 and 2"),
-    'a = 1\ndef f(a):\n    pass\n{"a": a}': ({"a": 1}, ""),
-    'a = 1\na = {"a": a}\na': ({"a": 1}, "a is assigned in lines 1 and 2"),
-    'a = 1\ndef f():\n    a = 2\n{"a": a}': ({"a": 1}, ""),
-    'def f():\n    a = 2\n{"a": a}': ({}, "-a: left out"),
-    '{"a": 3600 + 0}': ({"a": 3600}, ""),
-    '{"a": 1 // 0}': ({}, "-a: left out"),
-    '{12: 1}': ({"12": 1}, ""),
-    '{"a": 1, f("abc"): 2}': ({"a": 1}, "the key f(…) is computed"),
-}  # fmt: skip
-
-
-@pytest.mark.parametrize("text", HYPERPARAMETERS)
-def test_a_name_is_what_it_was_last_assigned_and_what_else_changes_it_is_named(text, described_by):
-    before, _, value = text.rpartition("\n")
-    result = described_by(
-        "e.py", f"{before}\nPyTorch(entry_point='t.py', {PLACED}, hyperparameters={value}).fit()"
-    )
-    arguments, said = HYPERPARAMETERS[text]
-    assert (result.job["arguments"] or {}) == arguments
-    assert said in "\n".join(result.notes)
-    assert said or len(result.notes) == 1, result.notes
-    assert "abc" not in str(result)
-
-
-def test_arguments_that_two_dictionaries_hold_are_the_estimators(described_by):
-    text = f"a = dict({PLACED})\nb = {{'instance_count': 2}}\ne = PyTorch(entry_point='t.py', **a, **b, **c.d)\ne.fit()"
-    result = described_by("e.py", text)
-    assert result.place == {"role": "r", "instance_type": "ml.m5.large"}
-    assert result.job["workers"] == 2
-    assert "line 3: **c.d is computed" in "\n".join(result.notes)
 
 
 # Both files

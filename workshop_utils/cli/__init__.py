@@ -177,9 +177,7 @@ def logs(
 
 @app.command("import")
 def import_(
-    file: Annotated[
-        Path, typer.Argument(help="A manifest of Kubernetes, a shell file, or Python with an estimator.")
-    ],
+    file: Annotated[Path, typer.Argument(help="A manifest of Kubernetes, or a shell file.")],
     output: Annotated[
         Path | None,
         typer.Option(help="The folder for both; by default FILE's, or this one if only it has the script."),

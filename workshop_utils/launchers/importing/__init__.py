@@ -4,7 +4,6 @@
 | --- | --- |
 | `manifests` | Kubernetes: TFJob, PyTorchJob, MPIJob, TrainJob, Job |
 | `shell` | shell files: of sbatch, or with srun, torchrun, mpirun, horovodrun, accelerate or python |
-| `estimators` | Python with an estimator of SageMaker's, or its ModelTrainer; nothing of it is executed |
 | `imported` | what each of them has read |
 | `tables.yaml` | names: of options, fields and variables |
 """
@@ -22,7 +21,7 @@ from workshop_utils.jobs import JobError, TrainingJob, label_of
 from workshop_utils.launchers.importing.imported import UNKNOWN, Imported
 
 READ_AT_MOST = 4 << 20  # bytes
-UNLIMITED = "24h"  # of a job whose source names no limit, as on SageMaker
+UNLIMITED = "24h"  # of a job whose source names no limit
 
 
 def import_file(file: Path, folder: Path | None = None) -> str:
@@ -63,17 +62,18 @@ def import_file(file: Path, folder: Path | None = None) -> str:
 
 def read(file: Path, folder: Path) -> Imported:
     """What `file` describes. Raises JobError as `import_file` does."""
-    from workshop_utils.launchers.importing import estimators, manifests, shell
+    from workshop_utils.launchers.importing import manifests, shell
 
     if not file.is_file():
-        raise JobError(f"there is no file {file}; name a manifest, a shell file, or Python with an estimator")
+        raise JobError(f"there is no file {file}; name a manifest or a shell file")
+    if file.suffix == ".py":
+        advice = f"`workshop launch {file}` starts it; docs/your_script.md is about SageMaker's estimators"
+        raise JobError(f"{file} is Python; an import reads manifests and shell files: {advice}")
     text = file.read_bytes()[:READ_AT_MOST].decode(errors="replace").replace("\r\n", "\n")
     if not text.strip() or UNKNOWN in text:
         raise JobError(f"{file} {'holds no text' if text.strip() else 'is empty'}: nothing is to be imported")
-    reader: Any = estimators
-    if file.suffix != ".py":
-        is_manifest = re.search(r"^kind:", text, re.MULTILINE) or file.suffix in (".yaml", ".yml", ".json")
-        reader = manifests if is_manifest else shell
+    is_manifest = re.search(r"^kind:", text, re.MULTILINE) or file.suffix in (".yaml", ".yml", ".json")
+    reader: Any = manifests if is_manifest else shell
     result = Imported(file, folder)
     try:
         reader.read(text, result)

@@ -17,7 +17,7 @@ from workshop_utils.launchers import output
 from workshop_utils.launchers.output import SECRET, SECRET_VALUE
 
 TABLES: dict[str, Any] = yaml.safe_load(Path(__file__).with_name("tables.yaml").read_text(encoding="utf-8"))
-UNKNOWN = "\0"  # in a text: what only a shell, or a program that is not run, could compute
+UNKNOWN = "\0"  # in a text: what only a shell could compute
 PLACE = re.compile("|".join(TABLES["place"]))
 WORDS = {name: word for word, names in TABLES["variables"].items() for name in names}
 SHOWN_SECRET = re.compile(rf"[^\s=]*(?:{SECRET_VALUE.pattern})[^\s:]*")
@@ -69,7 +69,7 @@ class Imported:
                 value = path.rpartition(".")[2] if value == {} else value  # such as `volcano: {}`
                 fields.setdefault(name, str(value) if fields is self.says else value)
 
-    def take_script(self, path: str, where: str = "") -> None:
+    def take_script(self, path: str, where: str) -> None:
         """Take the script at `path`, if it lies below the folder, or else one of that name beside job.yaml."""
         paths = [PurePosixPath(folder, path).as_posix() for folder in reversed(self.folders)]
         here = (path for path in paths if path[0] not in "./" and (self.folder / path).is_file())
@@ -79,7 +79,7 @@ class Imported:
             self.note(
                 f"{where}: {path}", "changed: the script's name is computed, and train.py stands for it"
             )
-        elif where and script not in paths:
+        elif script not in paths:
             self.note(f"{where}: {path}", f"changed: it is {script}, beside job.yaml")
 
     def take_variable(self, where: str, name: str, value: Any, is_secret: bool = False) -> None:
