@@ -98,9 +98,6 @@ class Machine:
     def run(self, expression="horovod_build.main()", **variables):
         return self.start(expression, **variables).communicate(timeout=SECONDS)
 
-    def install(self, wheel):
-        return self.run(f"horovod_build.main(wheel=Path({str(wheel)!r}))", TINY="fail")
-
     def has_horovod(self):
         return self.run("horovod_build.has_horovod()")[0] == "True\n"
 
@@ -137,10 +134,7 @@ def test_a_wheel_is_built_once_kept_and_not_taken_for_other_frameworks(machine):
     metadata = "Metadata-Version: 2.1\nName: torch\nVersion: 1.0\n"
     (machine.packages / "torch-1.0.dist-info" / "METADATA").write_text(metadata)
     assert not machine.has_horovod()
-    out, err = machine.install(wheel)
-    assert out == "1\n"
-    (found,) = re.findall(r"was built for (torch\.\S+); this environment has (torch\.\S+)\n", err)
-    assert found[1] == "torch.1.0" != found[0]
+    assert machine.run(TINY="fail")[0] == "1\n"  # what is kept is for another PyTorch
 
 
 def test_a_build_that_fails_or_is_not_what_was_wanted_is_explained_and_neither_kept_nor_installed(
@@ -159,52 +153,13 @@ def test_a_build_that_fails_or_is_not_what_was_wanted_is_explained_and_neither_k
     assert not machine.has_horovod()
 
 
-def test_a_given_wheel_is_refused_in_one_sentence_unless_it_is_for_this_environment(machine, tmp_path):
-    assert machine.run()[0] == "0\n"
-    installed = machine.installed()
-    (cached,) = machine.wheels()
-    wheel = cached.rename(tmp_path / cached.name)
-    page = tmp_path / "horovod-0.28.1-py3-none-any.whl"
-    page.write_text("Not found")
-    refused = {tmp_path / "nowhere.whl": "does not exist", page: "is no wheel of Horovod"}
-    refused[tmp_path / wheel.name.replace("horovod", "other")] = "is no wheel of Horovod"
-    recipe = r"horovod-0\.28\.1\+(tensorflow.+)\.(torch.+)\.(openmpi.+)\.(build\w+)-(cp\d+)-cp\d+-(\w+)\.whl"
-    for value in re.fullmatch(recipe, wheel.name).groups():
-        changed = tmp_path / wheel.name.replace(value, f"{value}9", 1)
-        refused[changed] = f"was built for {value}9; this environment has {value}"
-    for path, reason in refused.items():
-        if not path.exists() and "nowhere" not in path.name:
-            path.write_bytes(wheel.read_bytes())
-        name = path.name if "built for" in reason else path
-        assert machine.install(path) == ("1\n", f"Horovod was not installed. {name} {reason}\n")
-    assert machine.installed() == installed
-    machine.uninstall()
-    assert machine.install(wheel)[0] == "0\n"
-    assert (machine.has_horovod(), machine.installed(), machine.wheels()) == (True, installed, [])
-
-
-def test_a_given_wheel_that_does_not_say_what_it_is_for_is_kept_if_it_can_be_imported(machine, tmp_path):
-    command = [
-        machine.python,
-        "-m",
-        "pip",
-        "wheel",
-        "-q",
-        "--no-deps",
-        "--no-build-isolation",
-        "-w",
-        tmp_path,
-    ]
-    for mpi, exit_code in [(True, 0), (False, 1)]:
-        machine.put_source(mpi=mpi)
-        subprocess.run([*command, machine.index / "horovod-0.28.1.tar.gz"], check=True)
-        out, err = machine.install(tmp_path / "horovod-0.28.1-py3-none-any.whl")
-        assert (out, "trying it failed" in err) == (f"{exit_code}\n", bool(exit_code)), err
-        assert (
-            "horovod-0.28.1.dist-info" in machine.installed()
-        )  # also what a refused one would have replaced
-    assert machine.run(TINY="fail")[0] == "0\n"  # nor is it built again
+def test_a_horovod_that_does_not_say_what_it_was_built_for_is_left_as_it_is(machine):
+    machine.put_source(mpi=True)
+    command = [machine.python, "-m", "pip", "install", "-q", "--no-deps", "--no-build-isolation"]
+    subprocess.run([*command, machine.index / "horovod-0.28.1.tar.gz"], check=True)
     assert machine.has_horovod()
+    assert machine.run(TINY="fail")[0] == "0\n"
+    assert "horovod-0.28.1.dist-info" in machine.installed()
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL])

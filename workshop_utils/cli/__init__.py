@@ -432,19 +432,6 @@ def install(
     raise typer.Exit(logged_command.exit_code(partial(setup.install, extras), "The installation stopped"))
 
 
-@app.command()
-def install_horovod(
-    wheel: Annotated[Path | None, typer.Option(help="Install this wheel, which somebody else built.")] = None,
-) -> None:
-    """Build Horovod, once, and install it with the TensorFlow and PyTorch that it is compiled with."""
-    from functools import partial
-
-    from workshop_utils.setup import install, logged_command
-
-    work = partial(install.install, ["horovod"], wheel=wheel)
-    raise typer.Exit(logged_command.exit_code(work, "Horovod was not installed"))
-
-
 def main() -> None:
     """The command's entry point: mistakes that can be foreseen end in one sentence and exit code 2."""
     if isinstance(sys.stdout, TextIOWrapper):

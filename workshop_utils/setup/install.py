@@ -32,8 +32,8 @@ from workshop_utils.setup.packages import MARKER, OVERRIDES, pinned, pytorch_arg
 MEANWHILE = "Meanwhile read on, or take a lesson that needs nothing more: 00 to 05, 07 to 10, 15."
 
 
-def install(extras: Sequence[str], *, wheel: Path | None = None, in_background: bool = False) -> None:
-    """Install the packages of `extras` into this environment; for "horovod", compile it, too, or take its `wheel`.
+def install(extras: Sequence[str], *, in_background: bool = False) -> None:
+    """Install the packages of `extras` into this environment; for "horovod", compile it, too.
 
     The workshop's own environment gets the versions that were tested. Any other keeps what it has, as far as the extras
     allow: Horovod wants exact versions of TensorFlow and PyTorch.
@@ -48,9 +48,7 @@ def install(extras: Sequence[str], *, wheel: Path | None = None, in_background: 
             raise SetupError(
                 f"this environment was made before there was {extra!r}: bring it up to date by `make setup`"
             )
-    if wheel:
-        horovod_build.require_wheel(wheel)
-    elif "horovod" in extras and not horovod_build.wheels():
+    if "horovod" in extras and not horovod_build.wheels():
         horovod_build.require(horovod_build.missing_build_tools())
     log, python = _log(), Path(sys.executable)
     log.parent.mkdir(parents=True, exist_ok=True)
@@ -69,11 +67,10 @@ def install(extras: Sequence[str], *, wheel: Path | None = None, in_background: 
         optional.UNFINISHED.write_text(" ".join(each for each in brought if optional.missing(each)))
         if in_background:
             command += ["--color", "never"]
-        if not (wheel and horovod_build.has_frameworks()):  # which may be others than those that were tested
-            run_uv(python, *command, log=output if in_background else None)
+        run_uv(python, *command, log=output if in_background else None)
         optional.UNFINISHED.unlink()
         if "horovod" in extras:
-            horovod_build.install(wheel)
+            horovod_build.install()
 
 
 def is_own_environment() -> bool:
