@@ -1,15 +1,11 @@
 """Two ranks of each framework are tried: what works, what fails and why, and that nothing of it is left."""
 
 import json
-import os
 import re
-import subprocess
-import sys
 import time
 from pathlib import Path
 
 import pytest
-from conftest import eventually, marked_processes
 from typer.testing import CliRunner
 
 from workshop_utils import cli
@@ -93,51 +89,3 @@ def test_the_check_up_s_exit_code_says_whether_a_trial_failed(only):
     assert (said.exit_code, "as would lessons 99" in said.stdout) == (1, True)
     assert "\n1 to mend before all lessons can run here." in said.stdout
     assert CliRunner().invoke(cli.app, ["doctor"]).exit_code == 0
-
-
-# In the background
-
-
-def tried(cache, program):
-    """What the background process says, with `program` for its only trial."""
-    code = f"""
-import os, test_trial
-from workshop_utils.ranks import trial
-trial.LESSONS, trial._program = {{"ranks": "99"}}, {program}
-trial.main(os.getppid())
-"""
-    path = os.pathsep.join(map(str, [Path(__file__).parent, *sys.path]))
-    variables = {**os.environ, "WORKSHOP_CACHE": str(cache), "PYTHONPATH": path}
-    done = subprocess.run([sys.executable, "-c", code], env=variables, capture_output=True, text=True)
-    assert (done.returncode, done.stdout) == (0, "")
-    return done.stderr
-
-
-@pytest.mark.processes
-@pytest.mark.usefixtures("nothing_is_left")
-def test_the_lab_is_told_what_fails_until_all_has_worked_once(tmp_path):
-    for _ in range(2):
-        said = tried(tmp_path, "test_trial.full")
-        assert said.startswith("✗ ranks           two ranks fail, as would lessons 99: ")
-        assert said.endswith("`workshop doctor --try` tries it again.\n")
-    assert tried(tmp_path, "trial._program") == ""
-    assert tried(tmp_path, "test_trial.full") == ""  # it is not tried again
-
-
-@pytest.mark.processes
-@pytest.mark.usefixtures("nothing_is_left")
-def test_a_killed_lab_leaves_nothing_of_it(tmp_path):
-    before = set(marked_processes())
-    code = "import time; from workshop_utils.ranks import trial; trial.in_background(); time.sleep(1000)"
-    lab = subprocess.Popen([sys.executable, "-c", code], env={**os.environ, "WORKSHOP_CACHE": str(tmp_path)})
-    with lab:
-
-        def ranks():
-            return [
-                pid for pid, words in marked_processes().items() if "--warm" in words and pid not in before
-            ]
-
-        assert eventually(ranks)
-        assert {os.getpriority(os.PRIO_PROCESS, pid) for pid in ranks()} == {19}
-        lab.kill()
-    assert eventually(lambda: set(marked_processes()) <= before), marked_processes()

@@ -269,9 +269,6 @@ def lab(folder: Lessons = None) -> None:
     is_new = not folder.exists()
     copies = editions.copy_for_learner(folder)
     _tell(copies)
-    from workshop_utils.ranks import trial
-
-    trial.in_background()
     open_lab(next(iter(copies)) if is_new else folder)
 
 

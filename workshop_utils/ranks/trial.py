@@ -1,20 +1,12 @@
-"""Two ranks of each installed framework, tried: by `workshop doctor --try`, and in the background of `workshop lab`."""
+"""Two ranks of each installed framework, tried: `workshop doctor --try`."""
 
 from __future__ import annotations
 
-import contextlib
-import hashlib
-import os
-import signal
-import subprocess
-import sys
 import tempfile
 from collections.abc import Iterator
-from importlib import metadata
 from pathlib import Path
 
 from workshop_utils import network
-from workshop_utils.cache import cache_folder
 from workshop_utils.jobs import TrainingJob
 from workshop_utils.launchers import output
 from workshop_utils.launchers.local import Local
@@ -22,7 +14,6 @@ from workshop_utils.launchers.local.launcher import start
 from workshop_utils.launchers.local.run import ProcessRun
 from workshop_utils.ranks import on_ranks
 from workshop_utils.setup.doctor import Finding, is_installed
-from workshop_utils.setup.install import end_with
 
 # Which lessons do not work without a framework; "ranks" have none.
 LESSONS = {
@@ -75,32 +66,3 @@ def _meet(name: str, link: str | None, timeout: str) -> None:
 
 def _program(_: object) -> None:
     """Nothing: ranks meet before they call it."""
-
-
-def in_background() -> None:
-    """Try everything while this process lives, and print what fails, until all has worked in such an environment."""
-    command = [sys.executable, "-m", __name__, str(os.getpid())]
-    subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, start_new_session=True)
-
-
-def main(parent: int) -> None:
-    """The background process of `parent`."""
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))  # a server that is importing is then ended, too
-    end_with(parent)
-    versions = sorted(f"{each.name} {each.version}" for each in metadata.distributions())
-    key = hashlib.sha256("\n".join([sys.prefix, *versions]).encode()).hexdigest()
-    passed = cache_folder() / f"tried-{key[:12]}"
-    if passed.exists():
-        return
-    # Ten minutes each, since the learner's cells come first.
-    failures = [str(each) for each in results("10min") if each.state != "good"]
-    if failures:
-        print(*failures, "`workshop doctor --try` tries it again.", sep="\n", file=sys.stderr)
-        return
-    with contextlib.suppress(OSError):
-        passed.parent.mkdir(parents=True, exist_ok=True)
-        passed.touch()
-
-
-if __name__ == "__main__":
-    main(int(sys.argv[1]))
