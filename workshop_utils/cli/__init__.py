@@ -68,7 +68,9 @@ def launch(
     ] = None,
     network: Annotated[str | None, typer.Option(help=NETWORK)] = None,
     emulated_device: Annotated[str | None, typer.Option(help=DEVICE)] = None,
-    data: Annotated[str | None, typer.Option(help="digits, mnist, a folder, a URL; SageMaker: s3://")] = None,
+    data: Annotated[
+        str | None, typer.Option(help="digits, mnist, a folder, a file; SageMaker: s3://")
+    ] = None,
     timeout: Annotated[str | None, typer.Option(help="When a hanging run is ended, such as 10min.")] = None,
     outputs: Annotated[
         str | None, typer.Option("--outputs", "--output", help=f"For the model: {STORAGE}")

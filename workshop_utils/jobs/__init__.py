@@ -266,7 +266,7 @@ class TrainingJob(Description):
         arguments: the script's command line: `key: value` is `--key value`, or `-k value` for one letter; `key: null`
             a bare `--key`; `key: [1, 2]` is `--key 1 2`. Or a list of words: `[3, --amp, --lr=0.1, model.depth=2]`.
             In them {rank} and the other words of `start.py` are filled in by each process.
-        data: `"digits"`, `"mnist"`, a folder, a file, a URL or (SageMaker) an `s3://` address; or several of these by
+        data: `"digits"`, `"mnist"`, a folder, a file, or (SageMaker) an `s3://` address; or several of these by
             name, `{train: ..., test: ...}`, which are SageMaker's channels. Without it, the script has none.
         outputs: where the model stays: a folder, an `s3://` address, or `claim:NAME`, a volume claim of Kubernetes.
             Without it, the target's own default.

@@ -1,6 +1,6 @@
 """What jobs train on: the scanned digits, as the four idx files of MNIST, or any folder or file.
 
-    folder = prepare("digits")       # also "mnist", a folder, a file, an http(s) URL of a folder
+    folder = prepare("digits")       # also "mnist", a folder, a file
     data = arrays(folder)            # NumPy views for the lessons; training scripts use place.load instead
 
 What had to be made or fetched is kept in the cache folder.
@@ -27,7 +27,6 @@ if TYPE_CHECKING:
 
 KINDS = ("images-idx3-ubyte", "labels-idx1-ubyte")
 FILES = tuple(f"{split}-{kind}" for split in ("train", "t10k") for kind in KINDS)
-CLASSES = 10
 NAMED = ("digits", "mnist")  # sources that are names, not paths: everybody finds the same there
 
 MNIST_MIRRORS = (
@@ -43,7 +42,7 @@ MNIST_MD5 = (
 )
 
 DIGITS_IN_TRAIN = 1500  # of scikit-learn's 1,797; the other 297 are the test set
-SOURCES = "'digits', 'mnist', a folder, a file, or an http(s) URL of a folder"
+SOURCES = "'digits', 'mnist', a folder or a file"
 
 
 class DataError(PlainError, ValueError):
@@ -58,28 +57,22 @@ def prepare(source: str) -> Path:
     """A folder that holds `source`, made or downloaded where it is not there yet.
 
     `source` is "digits" (scikit-learn's, 8×8 pixels scaled to 0–255, 1,500 to train and 297 to test), "mnist"
-    (28×28, 60,000 and 10,000), a folder with anything in it (used in place), a file (which gets a folder with a link to
-    it), or an http(s) URL of a folder with the four idx files of MNIST; these may be gzipped. Made and downloaded
-    folders appear whole or not at all, so several processes may prepare the same source at once. A URL is downloaded
-    once: to fetch it again, delete the cache folder.
+    (28×28, 60,000 and 10,000), a folder with anything in it (used in place), or a file (which gets a folder with a link
+    to it). Made and downloaded folders appear whole or not at all, so several processes may prepare the same source at
+    once.
 
     Raises:
-        DataError: if the data cannot be had, or is not what it should be.
+        DataError: if the data cannot be had.
     """
-    if source == "digits":
-        return _cached(source, "digits", _write_digits)
-    if source == "mnist":
-        return _cached(source, "mnist", _download)
-    scheme = scheme_of(source)
-    if not scheme:
-        path = Path(source).expanduser().absolute()
-        if path.is_file():
-            return _linked({path.name: path})
-        if not source or not path.is_dir():
-            raise DataError(source, f"there is no {path}; it must be {SOURCES}")
-        return path
-    name = f"{scheme}-{hashlib.sha256(source.rstrip('/').encode()).hexdigest()[:16]}"
-    return _cached(source, name, _download)
+    if source in NAMED:
+        return _cached(source, _write_digits if source == "digits" else _download)
+    refuse_address(source)
+    path = Path(source).expanduser().absolute()
+    if path.is_file():
+        return _linked({path.name: path})
+    if not source or not path.is_dir():
+        raise DataError(source, f"there is no {path}; it must be {SOURCES}")
+    return path
 
 
 def prepare_all(data: str | Mapping[str, str]) -> Path:
@@ -113,16 +106,12 @@ def _linked(paths: Mapping[str, Path]) -> Path:
     return folder
 
 
-def scheme_of(source: str) -> str:
-    """ "http" or "https" of a URL, and "" of a folder or a name. Raises DataError for another scheme."""
-    scheme, separator, _ = source.partition("://")
-    if not separator:
-        return ""
-    if scheme == "s3":
+def refuse_address(source: str) -> None:
+    """Raise DataError for an address, which only SageMaker reads itself."""
+    if source.startswith("s3://"):
         raise DataError(source, f"a bucket is read by SageMaker on AWS alone; here it must be {SOURCES}")
-    if scheme not in ("http", "https"):
-        raise DataError(source, f"{scheme}:// is not known here; it must be {SOURCES}")
-    return scheme
+    if "://" in source:
+        raise DataError(source, f"download it to a folder, and name that; it must be {SOURCES}")
 
 
 @dataclass(frozen=True)
@@ -143,60 +132,39 @@ def arrays(folder: Path) -> Arrays:
     return Arrays(*train.arrays(), *test.arrays(), train.height, train.width)
 
 
-def _cached(source: str, name: str, make: Callable[[str, Path], None]) -> Path:
-    """The folder `name` of the cache; where it is missing or damaged, `make(source, folder)` fills it."""
+def _cached(name: str, make: Callable[[Path], None]) -> Path:
+    """The folder `name` of the cache; where it is missing or damaged, `make(folder)` fills it."""
     folder = cache_folder() / name
-    if folder.is_dir():
-        with contextlib.suppress(DataError):
-            _check_contents(source, folder)
-            return folder
+    if _is_whole(folder):
+        return folder
     try:
         folder.parent.mkdir(parents=True, exist_ok=True)
         scratch = TemporaryDirectory(prefix=f".{name}.", dir=folder.parent)
     except OSError as error:
-        raise DataError(source, unwritable(error)) from error
+        raise DataError(name, unwritable(error)) from error
     with scratch:
         unfinished = Path(scratch.name, name)
         unfinished.mkdir()
-        make(source, unfinished)
-        _check_contents(source, unfinished)
+        make(unfinished)
         try:
             unfinished.rename(folder)
         except OSError:  # there is one: damaged, or made by another process meanwhile
-            with contextlib.suppress(DataError):
-                _check_contents(source, folder)
-                return folder
-            with contextlib.suppress(OSError):
-                folder.rename(Path(scratch.name, "damaged"))
-                unfinished.rename(folder)
-            _check_contents(source, folder)
+            if not _is_whole(folder):
+                with contextlib.suppress(OSError):
+                    folder.rename(Path(scratch.name, "damaged"))
+                    unfinished.rename(folder)
     return folder
 
 
-def _check_contents(source: str, folder: Path) -> None:
-    """Raise DataError unless these are MNIST's four files, as `place.load` needs them."""
-    sizes = {}
-    for split in ("train", "test"):
-        try:
-            examples = idx.load(folder, split)
-        except FileNotFoundError as error:
-            missing = ", ".join(name for name in FILES if not [*folder.glob(f"{name}*")])
-            reason = f"{missing} not found (plain or .gz); all of {', '.join(FILES)} are needed"
-            raise DataError(source, reason) from error
-        except (ValueError, OSError, EOFError) as error:  # a damaged gzip file raises the last two
-            reason = f"{error}; the files of MNIST, idx of unsigned bytes, are needed"
-            raise DataError(source, reason) from error
-        if examples.count == 0:
-            raise DataError(source, f"its {split} set is empty; at least one image is needed")
-        if max(examples.labels) >= CLASSES:
-            raise DataError(source, f"a {split} label is {max(examples.labels)}; labels must be 0 to 9")
-        sizes[split] = (examples.height, examples.width)
-    train, test = sizes["train"], sizes["test"]
-    if train != test:
-        raise DataError(source, f"train images are {train} and test images {test}; sizes must agree")
+def _is_whole(folder: Path) -> bool:
+    """Whether MNIST's four files are there, as `place.load` needs them."""
+    try:
+        return all(idx.load(folder, split).count for split in ("train", "test"))
+    except (ValueError, OSError, EOFError):  # a damaged gzip file raises the last two
+        return False
 
 
-def _write_digits(_source: str, folder: Path) -> None:
+def _write_digits(folder: Path) -> None:
     import numpy as np
     from sklearn.datasets import load_digits
 
@@ -217,20 +185,17 @@ def write_idx(path: Path, values: npt.NDArray[np.uint8]) -> None:
     path.write_bytes(header + values.tobytes())
 
 
-def _download(source: str, folder: Path) -> None:
-    """Fetch each of FILES, gzipped or plain, from the first address that has it."""
+def _download(folder: Path) -> None:
+    """Fetch each of MNIST's FILES from the first mirror that has it."""
     import pooch
 
     pooch.get_logger().setLevel("WARNING")  # it would announce every file
     for name, md5 in zip(FILES, MNIST_MD5, strict=True):
-        if source == "mnist":
-            urls, known_hash = [f"{mirror}{name}.gz" for mirror in MNIST_MIRRORS], f"md5:{md5}"
-        else:
-            urls, known_hash = [f"{source.rstrip('/')}/{name}{ending}" for ending in (".gz", "")], None
         problems = []
-        for url in urls:
+        for mirror in MNIST_MIRRORS:
+            url = f"{mirror}{name}.gz"
             try:
-                pooch.retrieve(url, known_hash, fname=url.rpartition("/")[2], path=folder)
+                pooch.retrieve(url, f"md5:{md5}", fname=f"{name}.gz", path=folder)
                 break
             except OSError as error:  # all errors of requests are
                 status = getattr(getattr(error, "response", None), "status_code", None)
@@ -240,4 +205,4 @@ def _download(source: str, folder: Path) -> None:
                 problems.append(f"{url} does not have its published checksum")
         else:
             advice = f"Offline, use data: digits, or a folder with {', '.join(FILES)}"
-            raise DataError(source, f"there is no {name} ({'; '.join(problems)}). {advice}")
+            raise DataError("mnist", f"there is no {name} ({'; '.join(problems)}). {advice}")

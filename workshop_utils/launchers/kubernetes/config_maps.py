@@ -56,19 +56,17 @@ def _fitting(archive: bytes, field: str, value: Any, advice: str) -> bytes:
 
 
 def check_data(job: TrainingJob) -> None:
-    """Raise JobError where data of this machine cannot travel; what is to be downloaded is not measured."""
-    here = {}
+    """Raise JobError where the data cannot travel."""
     for channel, where in job.channels.items():
         field = "data" if isinstance(job.data, str) else f"data.{channel}"
         if where == "mnist":
             raise JobError(f"{field} is 'mnist'; it has 12 MB, and a ConfigMap holds 1 MiB: {ON_A_CLAIM}")
         try:
-            if not data.scheme_of(where):
-                here[channel] = where
+            data.refuse_address(where)
         except data.DataError as error:
             raise JobError(f"{field}{str(error).removeprefix('data')}; or {ON_A_CLAIM}") from None
-    if any(where != "digits" for where in here.values()):  # they are known to be small
-        packed_data(job.replace(data=here["training"] if isinstance(job.data, str) else here))
+    if any(where != "digits" for where in job.channels.values()):  # they are known to be small
+        packed_data(job)
 
 
 def archives(job: TrainingJob, archive: bytes, with_data: bool) -> dict[tuple[str, str], bytes]:
@@ -117,5 +115,4 @@ def printed_by(job: TrainingJob, folder: str, with_data: bool, in_image: bool) -
 
 def _anywhere(where: str) -> str:
     """A source of data as it may be named from any folder."""
-    is_name = where in data.NAMED or "://" in where
-    return where if is_name else str(Path(where).expanduser().absolute())
+    return where if where in data.NAMED else str(Path(where).expanduser().absolute())

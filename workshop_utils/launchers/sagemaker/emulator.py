@@ -72,7 +72,7 @@ class EmulatedSageMaker(SageMakerSettings):
         for name in ("outputs", "checkpoints"):
             job.storage(name, "folder")
         for source in job.channels.values():
-            data.scheme_of(source)
+            data.refuse_address(source)
         submission = submission_of(job.replace(outputs=None, checkpoints=None), self)
         from workshop_utils.launchers.sagemaker.request import render  # the SDK takes seconds to import
 
