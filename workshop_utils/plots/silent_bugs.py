@@ -111,3 +111,34 @@ def curves(runs: Mapping[str, Sequence[float]]) -> Figure:
     return style.finish(
         axes, finding, f"all losses fall, by {100 * fallen:.0f} % at most, from the same weights and batches"
     )
+
+
+def tolerances(errors: Mapping[str, Mapping[str, Sequence[float]]], tolerance: float) -> Figure:
+    """Relative errors of gradients, a point for each parameter: by precision, of a right run and of a wrong one.
+
+    Args:
+        errors: by precision, and by what the run is, "right" or the bug's name.
+        tolerance: a line across all precisions.
+    """
+    _, axes = style.figure(7.2, 4.0)
+    random = np.random.default_rng(0)
+    for place, by_run in enumerate(errors.values()):
+        for side, (name, values) in enumerate(by_run.items()):
+            x = place + 0.4 * side - 0.2 + random.uniform(-0.12, 0.12, len(values))
+            colour = WRONG if side else style.QUIET
+            floor = np.maximum(values, np.finfo(float).eps / 100)
+            style.measured(axes, x, floor, colour=colour, markersize=4)
+            if place == 0:
+                style.note(axes, name, (0.4 * side - 0.2, min(values)), (0, -18), ha="center", color=colour)
+    axes.axhline(tolerance, color=style.INK, linewidth=1, linestyle=(0, (4, 2)))
+    written = f"{tolerance:.0e}".replace("e-0", "e-")
+    style.note(axes, written, (len(errors) - 0.55, tolerance), (2, 4))
+    axes.set(yscale="log", ylabel="error / largest number of the gradient", xlim=(-0.6, len(errors) - 0.35))
+    axes.set_xticks(range(len(errors)), list(errors))
+    (first, *_), (*_, last) = errors, errors
+    _, wrong = errors[first].values()
+    right, _ = errors[last].values()
+    passes = [f"passes a bug in {first}"] * (max(wrong) < tolerance)
+    rejects = [f"rejects what is right in {last}"] * (max(right) > tolerance)
+    finding = f"{written} {' and '.join(passes + rejects) or 'does in all precisions'}"
+    return style.finish(axes, finding, "a point: one parameter of a small GPT, with one seed")
