@@ -1,0 +1,118 @@
+"""Checks of lesson 17, silent bugs; see `workshop_utils.lessons.checks` for how they speak."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from workshop_utils.lessons.checks import NotYet, exercise, is_missing, listed, refuse
+from workshop_utils.lessons.checks.processes import values_on_ranks
+from workshop_utils.lessons.gauntlet.planting import Row, planted, row_of
+
+Verifier = Callable[[Callable[..., Any], Any, list[Any], Any], Any]
+
+RIGHT = "right variant"
+WHOLE = {"loss", "norm", "evaluation", "resume"}  # what else than parameters a verifier may name
+STEPS, BATCH, NOISE = (
+    3,
+    8,
+    0.1,
+)  # batches that a verifier gets, their examples, and what makes weights unlike zero
+HINTS = {  # by what a false alarm names
+    "gradient": (
+        "Orders of the same sum differ by rounding: compare with a parameter's largest number, which may be a "
+        "million times the smallest."
+    ),
+    "loss": "It is the mean over all targets that count, and None on a rank that does not know it.",
+    "norm": "It is that of the whole gradient, before clipping.",
+    "evaluation": "It is the mean over all targets that count, with the weights that the training has by then.",
+    "resume": "Both must take the same steps behind the state that one saves and the other loads.",
+}
+
+
+@exercise
+def my_verifier(answer: Verifier) -> str:
+    """`answer(make, model, batches, mesh)` is a list of what is wrong on this rank: names, of parameters and others."""
+    cases = hidden()
+    values = values_on_ranks("on 2 ranks", 2, _verdicts, {"answer": answer, "cases": cases}, timeout="90s")
+    judged = zip(cases, zip(*values, strict=True), strict=True)
+    for row, verdicts in sorted(
+        judged, key=lambda each: each[0].kind != RIGHT
+    ):  # an alarm explains more than a miss
+        _judge(row, verdicts)
+    bugs = sum(row.kind != RIGHT for row in cases)
+    return (
+        f"it finds all {bugs} bugs that you have not seen, in data, tensor and pipeline parallelism, evaluation and "
+        f"resume, and raises no alarm in {len(cases) - bugs} trainings that are right."
+    )
+
+
+def hidden() -> list[Row]:
+    """Bugs and right variants of `mutants.yaml`."""
+    text = Path(__file__).with_name("mutants.yaml").read_text(encoding="utf-8")
+    return [row_of(each) for each in yaml.safe_load(text)]
+
+
+def _verdicts(communicator: Any, answer: Verifier, cases: Sequence[Row]) -> list[Any]:
+    """On a rank: what `answer` gives in each case; Wrong where it stops."""
+    import torch
+
+    from workshop_utils.lessons.gauntlet.model import ragged, whole_model
+    from workshop_utils.lessons.gauntlet.trainer import Training
+    from workshop_utils.parallel import gpt
+    from workshop_utils.parallel.mesh import mesh_of
+
+    given = []
+    for row in cases:
+        model, groups = whole_model(**row.options), mesh_of(communicator, **row.layout)
+        torch.manual_seed(0)
+        for each in model.parameters():
+            each.data.add_(NOISE * torch.randn_like(each))
+        before = [each.detach().clone() for each in model.parameters()]
+        batches = [
+            ragged(gpt.batch_of(gpt.manual(), step, BATCH, model.sizes.sequence)) for step in range(STEPS)
+        ]
+
+        def make(whole: Any, mesh: Any, options: dict[str, Any] = row.options) -> Training:
+            return Training(whole, mesh, **options)
+
+        with planted(row):
+            names = answer(make, model, batches, groups)
+        changed = any(not one.equal(other) for one, other in zip(model.parameters(), before, strict=True))
+        refuse(changed, "your function changes `model`; work on a copy.")
+        if is_missing(names):
+            raise NotYet("your function gave nothing: write it, then run this again.")
+        is_list = isinstance(names, list | tuple | set) and all(isinstance(each, str) for each in names)
+        refuse(not is_list, f"your function gave {names!r}; it must give a list of names, or an empty one.")
+        allowed = WHOLE | {name for name, _ in model.named_parameters()}
+        others = sorted({*names} - allowed)
+        known = f"names are those of `model.named_parameters()`, and {listed(sorted(WHOLE))}"
+        refuse(others, f"your function names {others[:1]}; {known}.")
+        given.append(sorted(set(names)))
+    return given
+
+
+def _judge(row: Row, verdicts: Sequence[list[str]]) -> None:
+    """Raise Wrong if a bug was missed, blamed on what is right, or seen where there is none."""
+    named = {name for verdict in verdicts for name in verdict}
+    kinds = {name if name in WHOLE else "gradient" for name in named}
+    cut = f"with {listed(f'{direction} {size}' for direction, size in row.layout.items())}"
+    if row.kind == RIGHT:
+        few = listed(sorted(named)[:3])
+        hint = " ".join(sentence for kind, sentence in HINTS.items() if kind in kinds)
+        refuse(named, f"a false alarm, {cut}: it names {few}, but all is right: {row.says}. {hint}")
+        return
+    advice = f"{row.says[0].upper()}{row.says[1:]}."
+    refuse(not named, f"it misses a bug, {cut}: {row.kind}. {advice}")
+    must, *may = row.like.split()
+    right = [name for name in sorted(named) if any(each[1:] in name for each in may if each[0] == "!")]
+    refuse(right, f"it names {listed(right[:2])}, {cut}, where something else is wrong: {row.kind}. {advice}")
+    wrong = sorted(kinds - {*must.split("/"), *may})
+    blamed = listed(f"`{each}`" if each in WHOLE else "a parameter" for each in wrong)
+    refuse(wrong, f"it names {blamed}, {cut}, where something else is wrong: {row.kind}. {advice}")
+    noticed = listed(sorted(named))
+    vague = f"it names {noticed}, {cut}, but not what is wrong: {row.kind}. {advice}"
+    refuse(not kinds & {*must.split("/")}, vague)
