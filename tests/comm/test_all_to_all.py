@@ -1,4 +1,4 @@
-"""All-to-all, directly and by pairs: results, messages and bytes on every transport, and times in virtual time."""
+"""All-to-all: results, messages and bytes on every transport, and times in virtual time."""
 
 import sys
 from functools import partial
@@ -12,7 +12,6 @@ from workshop_utils.comm.all_to_all import (
     all_to_all_bytes_sent,
     all_to_all_seconds,
     direct_all_to_all,
-    pairwise_all_to_all,
     uneven_all_to_all_seconds,
 )
 from workshop_utils.comm.communicator import Mismatch
@@ -20,7 +19,6 @@ from workshop_utils.comm.simulated import Link, Shape, simulate
 from workshop_utils.comm.stamped import StampedCommunicator
 from workshop_utils.comm.subset import Subset
 
-WAYS = [direct_all_to_all, pairwise_all_to_all]
 LATENCY, BANDWIDTH = 50e-6, 125e6
 LINK = Link(LATENCY, BANDWIDTH)
 
@@ -30,12 +28,12 @@ def rows(size):
     return np.arange(size * size).reshape(size, size)
 
 
-def exchange(communicator, way):
+def exchange(communicator):
     """What a rank has received from each other one, and its messages and bytes; contents tell from whom to whom."""
     rank, sizes = communicator.rank, rows(communicator.size)
     outgoing = [np.full((count, 2), 100 * rank + to, np.float32) for to, count in enumerate(sizes[rank])]
     incoming = [np.empty((count, 2), np.float32) for count in sizes[:, rank]]
-    way(communicator, outgoing, incoming)
+    direct_all_to_all(communicator, outgoing, incoming)
     traffic = communicator.traffic
     return (
         [each.ravel().tolist() for each in incoming],
@@ -56,24 +54,21 @@ def exchanged(size):
     ]
 
 
-@pytest.mark.parametrize("way", WAYS)
 @pytest.mark.parametrize("size", range(1, 8))
-def test_each_rank_has_what_each_other_one_sent_it_and_nothing_is_sent_twice(size, way):
-    program = partial(exchange, way=way)
-    assert threads.run(size, program) == exchanged(size)
-    assert threads.run(size, program, is_buffered=False) == exchanged(size)
-    assert simulate(size, program, LINK).results == exchanged(size)
-    behind_links = simulate(size, lambda inner: program(StampedCommunicator(inner, (BANDWIDTH,) * size)))
+def test_each_rank_has_what_each_other_one_sent_it_and_nothing_is_sent_twice(size):
+    assert threads.run(size, exchange) == exchanged(size)
+    assert threads.run(size, exchange, is_buffered=False) == exchanged(size)
+    assert simulate(size, exchange, LINK).results == exchanged(size)
+    behind_links = simulate(size, lambda inner: exchange(StampedCommunicator(inner, (BANDWIDTH,) * size)))
     assert behind_links.results == exchanged(size)
 
 
-@pytest.mark.parametrize("way", WAYS)
-def test_a_group_of_some_ranks_exchanges_beside_another_group(way):
+def test_a_group_of_some_ranks_exchanges_beside_another_group():
     groups = [4, 0, 2], [1, 3]
 
     def program(communicator):
         ranks = next(each for each in groups if communicator.rank in each)
-        return exchange(Subset(communicator, ranks), way)
+        return exchange(Subset(communicator, ranks))
 
     results = threads.run(5, program)
     for ranks in groups:
@@ -81,20 +76,19 @@ def test_a_group_of_some_ranks_exchanges_beside_another_group(way):
 
 
 @pytest.mark.processes
-@pytest.mark.parametrize("way", WAYS)
-def test_processes_exchange_what_threads_do(way, ranks):
-    assert ranks.run(3, exchange, way) == exchanged(3)
+def test_processes_exchange_what_threads_do(ranks):
+    assert ranks.run(3, exchange) == exchanged(3)
 
 
-def over_gloo(dist, way):
+def over_gloo(dist):
     from workshop_utils.comm.over_torch import TorchCommunicator
 
-    return exchange(TorchCommunicator(), way)
+    return exchange(TorchCommunicator())
 
 
 @pytest.mark.processes
 def test_over_pytorchs_group_too():
-    results = on_ranks(3, over_gloo, {"way": pairwise_all_to_all}, framework="torch")
+    results = on_ranks(3, over_gloo, framework="torch")
     assert results.values == exchanged(3)
 
 
@@ -121,12 +115,12 @@ def test_the_kernel_counts_the_bytes_of_the_closed_form(ranks):
         assert expected <= by_kernel <= 1.02 * expected
 
 
-def program_of(way, nbytes):
+def program_of(nbytes):
     """The exchange of `nbytes[r][s]` bytes from rank r to rank s, where only the time matters."""
 
     def program(communicator):
         rank = communicator.rank
-        way(
+        direct_all_to_all(
             communicator,
             *([Shape(int(each), np.uint8) for each in part] for part in (nbytes[rank], nbytes[:, rank])),
         )
@@ -135,14 +129,10 @@ def program_of(way, nbytes):
     return program
 
 
-@pytest.mark.parametrize(
-    ("way", "size"),
-    [(direct_all_to_all, size) for size in (1, 2, 3, 4, 5, 64)]
-    + [(pairwise_all_to_all, 4), (pairwise_all_to_all, 64)],
-)
-def test_equal_parts_take_their_closed_form(way, size):
+@pytest.mark.parametrize("size", [1, 2, 3, 4, 5, 64])
+def test_equal_parts_take_their_closed_form(size):
     nbytes = np.full((size, size), 10_000)
-    simulation = simulate(size, program_of(way, nbytes), LINK)
+    simulation = simulate(size, program_of(nbytes), LINK)
     total = 10_000 * size
     assert set(simulation.results) == {all_to_all_bytes_sent(size, total)}
     seconds = all_to_all_seconds(size, total, LATENCY, BANDWIDTH)
@@ -158,7 +148,7 @@ def test_where_all_send_one_rank_the_most_its_link_decides(size, latency):
     nbytes = np.full((size, size), 100_000)
     nbytes[:, 1] *= 10
     busiest = (size - 1) * 1_000_000 / BANDWIDTH
-    simulation = simulate(size, program_of(direct_all_to_all, nbytes), Link(latency, BANDWIDTH))
+    simulation = simulate(size, program_of(nbytes), Link(latency, BANDWIDTH))
     expected = uneven_all_to_all_seconds(nbytes, latency, BANDWIDTH)
     assert simulation.seconds == pytest.approx(expected) == pytest.approx(busiest + latency)
 
@@ -166,7 +156,7 @@ def test_where_all_send_one_rank_the_most_its_link_decides(size, latency):
 @pytest.mark.parametrize("seed", range(5))
 def test_four_ranks_with_parts_of_any_size_take_what_the_formula_says(seed):
     nbytes = np.random.default_rng(seed).integers(0, 1_000_000, (4, 4))
-    simulation = simulate(4, program_of(direct_all_to_all, nbytes), LINK)
+    simulation = simulate(4, program_of(nbytes), LINK)
     expected = uneven_all_to_all_seconds(nbytes, LATENCY, BANDWIDTH)
     assert simulation.seconds == pytest.approx(expected)
     others = nbytes * (1 - np.eye(4))
@@ -193,11 +183,10 @@ ZEROS = [np.zeros(2), np.zeros(2)]
         (ZEROS, [np.zeros(2)] * 2, r"incoming\[0\] shares memory with incoming\[1\]"),
     ],
 )
-@pytest.mark.parametrize("way", WAYS)
-def test_what_cannot_be_exchanged_is_refused_before_anything_is_sent(way, outgoing, incoming, message):
+def test_what_cannot_be_exchanged_is_refused_before_anything_is_sent(outgoing, incoming, message):
     def program(communicator):
         with pytest.raises(ValueError, match=message):
-            way(communicator, iter(outgoing), incoming)
+            direct_all_to_all(communicator, iter(outgoing), incoming)
         assert not communicator.traffic.bytes_sent.any()
 
     threads.run(2, program)

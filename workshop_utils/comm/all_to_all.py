@@ -1,15 +1,9 @@
 """All-to-all: every rank has something different for every other one, such as tokens for the experts that it holds.
 
-Each of N ranks has K bytes, and keeps an N-th of them; nothing is reduced, and nothing is sent twice:
-
-| algorithm | at step s, rank r | messages a rank sends | bytes |
-| --- | --- | --- | --- |
-| direct | sends to rank r + s and receives from rank r − s | N − 1 | (N − 1)/N · K |
-| by pairs | sends to and receives from one partner, another one at each step | N − 1 | (N − 1)/N · K |
-
-MPICH calls both of them pairwise exchange, and pairs ranks where N is a power of two (Thakur, Rabenseifner, Gropp 2005,
-"Optimization of collective communication operations in MPICH", section 4.3). Here the pairs are those of a round-robin
-tournament, for any N. Parts may differ in size, as in MPI_Alltoallv.
+Each of N ranks has K bytes, and keeps an N-th of them; nothing is reduced, and nothing is sent twice. At step s, rank r
+sends to rank r + s and receives from rank r − s: N − 1 messages, (N − 1)/N · K bytes. Parts may differ in size, as in
+MPI_Alltoallv. MPICH calls it pairwise exchange (Thakur, Rabenseifner, Gropp 2005, "Optimization of collective
+communication operations in MPICH", section 4.3).
 """
 
 from __future__ import annotations
@@ -33,44 +27,6 @@ def direct_all_to_all(
     Raises:
         ValueError: unless there is one such array for each rank, and this rank's own two parts are alike.
     """
-    rank, size = communicator.rank, communicator.size
-    steps = range(1, size)
-    _exchange(
-        communicator, outgoing, incoming, (((rank + step) % size, (rank - step) % size) for step in steps)
-    )
-
-
-def pairwise_all_to_all(
-    communicator: Communicator, outgoing: Iterable[Array], incoming: Iterable[Array]
-) -> None:
-    """As `direct_all_to_all`, with one partner at a time: N − 1 steps, or N where N is odd, as one rank rests."""
-    partners = (partner_of(communicator.rank, step, communicator.size) for step in range(communicator.size))
-    _exchange(communicator, outgoing, incoming, ((each, each) for each in partners if each is not None))
-
-
-def partner_of(rank: int, step: int, size: int) -> int | None:
-    """Whom `rank` meets at a step of a round-robin tournament; None if it rests.
-
-    An odd number of ranks stand in a circle, where r meets step − r. Of an even number, the last stands in the middle
-    and meets the one that would meet itself.
-    """
-    circle = size if size % 2 else size - 1
-    if step == circle:
-        return None
-    if rank == circle:
-        return step * (circle + 1) // 2 % circle
-    other = (step - rank) % circle
-    if other != rank:
-        return other
-    return None if size % 2 else circle
-
-
-def _exchange(
-    communicator: Communicator,
-    outgoing: Iterable[Array],
-    incoming: Iterable[Array],
-    peers: Iterable[tuple[int, int]],
-) -> None:
     rank, size = communicator.rank, communicator.size
     sent, received = [as_array(each) for each in outgoing], [as_array(each) for each in incoming]
     if not len(sent) == len(received) == size:
@@ -97,7 +53,8 @@ def _exchange(
                 raise ValueError(f"incoming[{source}] shares memory with {name}; give it its own")
     with inside(communicator, "all_to_all"):
         received[rank][...] = sent[rank].reshape(received[rank].shape)
-        for to, source in peers:
+        for step in range(1, size):
+            to, source = (rank + step) % size, (rank - step) % size
             communicator.send_recv(to, sent[to], source, received[source])
 
 
@@ -112,7 +69,7 @@ def all_to_all_bytes_sent(size: int, nbytes: float) -> float:
 def all_to_all_seconds(
     size: int, nbytes: float, latency_seconds: float, bandwidth_bytes_per_second: float
 ) -> float:
-    """(N − 1)(α + K/NB) where each rank's K bytes are equal parts: exact for direct, and by pairs where N is even.
+    """(N − 1)(α + K/NB) where each rank's K bytes are equal parts.
 
     Source: Thakur, Rabenseifner, Gropp (2005), section 4.3, whose n is the (N − 1)/N · K that is sent.
     """
