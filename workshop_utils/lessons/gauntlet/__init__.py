@@ -7,4 +7,5 @@
 | `bugs.yaml` | bugs: the loss falls, and the mathematics is wrong |
 | `variants.yaml` | changes that look wrong and are right |
 | `planting` | plants a row of these files for the length of a block |
+| `pytorch_script` | a training script of PyTorch alone, with a bug of its own |
 """
