@@ -12,6 +12,7 @@ more is one more entry of CHECKS:
 | loss_equals | it is not one process's in 8 steps |
 | gradients | a parameter's gradient is not one process's in the first step |
 | invariants | ranks contradict each other, or a resumed run one that went on; there is no reference |
+| types | `spmd_types` rejects the bug, restated for it |
 | bytes | ranks have sent other than the closed forms of their layout say |
 
 Dropout is off where a run is compared with one process's.
@@ -129,6 +130,17 @@ def masks(seen: Sequence[Seen]) -> list[str]:
     return found
 
 
+def refused_types(row: Row, _: Sequence[Seen]) -> Findings:
+    """Whether types of placement refuse the bug, restated for them; right variants are not restated."""
+    from workshop_utils.lessons.gauntlet import types  # here, since no other check needs spmd_types
+
+    if row.name not in types.restatements()["bugs"]:
+        return None
+    return {"outside": None, "missed": [], "caught": ["the restated program is rejected"]}[
+        types.verdict(row.name)
+    ]
+
+
 def sent(row: Row, seen: Sequence[Seen]) -> Findings:
     """Whether ranks have sent other than the closed forms say."""
     groups: dict[tuple[int, ...], dict[int, list[Tensor]]] = defaultdict(dict)
@@ -156,6 +168,7 @@ CHECKS: dict[str, Check] = {
     "loss_equals": Check(watching.watch, loss_equals),
     "gradients": Check(watching.watch, gradients),
     "invariants": Check(watching.watch, invariants),
+    "types": Check(watching.watch, refused_types),
     "bytes": Check(watching.watch, sent),
 }
 
