@@ -5,9 +5,8 @@ from __future__ import annotations
 import contextlib
 import signal
 import sys
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from io import TextIOWrapper
-from itertools import chain
 from pathlib import Path
 from typing import Annotated
 
@@ -307,20 +306,11 @@ def grade(
 
 
 @app.command()
-def doctor(
-    with_trials: Annotated[
-        bool, typer.Option("--try", help="Start two ranks of each framework, too; 1 if some fail.")
-    ] = False,
-) -> None:
+def doctor() -> None:
     """Say what this machine has, and what that means for the lessons."""
     from workshop_utils.setup import doctor as machine
 
-    findings: Iterable[machine.Finding] = machine.examine()
-    if with_trials:
-        from workshop_utils.ranks import trial
-
-        findings = chain(findings, trial.results())
-    raise typer.Exit(int(machine.show(findings) > 0 and with_trials))
+    machine.show(machine.examine())
 
 
 @app.command()

@@ -81,18 +81,17 @@ def examine() -> list[Finding]:
     ]  # fmt: skip
 
 
-def show(findings: Iterable[Finding]) -> int:
-    """Print the findings as they come, one to a line, and a conclusion; return how many there are to mend."""
+def show(findings: Iterable[Finding]) -> None:
+    """Print the findings, one to a line, and a conclusion."""
     states = []
     for finding in findings:
-        print(finding, flush=True)
+        print(finding)
         states.append(finding.state)
     if count := states.count("missing"):
         print(f"\n{count} to mend before all lessons can run here.")
     else:
         limits = ", but for what is marked –" if "limited" in states else ""
         print(f"\nAll lessons can run here{limits}.")
-    return count
 
 
 def _system() -> Finding:
