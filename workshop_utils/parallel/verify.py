@@ -1,0 +1,703 @@
+"""Is a parallel training still the training of one process? Compare the two, one cut at a time.
+
+A loss that falls proves little: most mistakes in a composition of parallelisms change gradients, and not by enough to
+stop the learning. So make everything small, seed it, compute in float64, and compare numbers:
+
+    def program(communicator):                      # on as many ranks as the layout has, or a multiple
+        return verify(build, loss, make, batch, {"data": 2, "tensor": 2}, communicator)
+
+    print(on_ranks(4, program).values[0])           # which parameter, on which ranks, how wrong, the kind, the line
+
+`make` cuts the model as your job does, and returns what takes its steps (`Training`). It is given
+
+| the cut | and what is wrong there |
+| --- | --- |
+| of none: each rank trains alone | needs no second rank: accumulation, loss, clipping, resume |
+| of each direction by itself | belongs to this direction |
+| of two, and of all | belongs to their composition |
+
+Once a cut fails, those that contain it are left out.
+
+**Who holds what** is measured, not told: `make` is first given a model whose weights are their own numbers, 1, 2, 3 and
+so on. What a rank's part then contains says which numbers of the whole model it has, whatever cut them.
+
+**Tolerances** are measured, too: by how much right results differ if each weight changes in its last bit, or examples
+come in another order, times `MARGIN`.
+
+For PyTorch's DDP, FSDP2 and DTensor leave `communicator` out and pass `mesh=device_mesh`.
+"""
+
+from __future__ import annotations
+
+import copy
+import inspect
+import itertools
+import json
+import math
+import sys
+import sysconfig
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from functools import cache
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+from torch.overrides import TorchFunctionMode
+from torch.utils._pytree import keystr, tree_flatten_with_path
+
+from workshop_utils.comm.communicator import Communicator
+from workshop_utils.comm.over_torch import TorchCommunicator
+from workshop_utils.comm.ring import ring_all_reduce
+from workshop_utils.comm.subset import Subset
+from workshop_utils.parallel.mesh import mesh_of
+from workshop_utils.parallel.reference import Batch, Reference, dropouts
+
+FOLLOWS = "other examples count, or count differently"  # or the loss is wrong already
+FLOAT32 = 1e-6  # an error below it, relative, may be float32's rounding
+
+Output = tuple[str, nn.Module, Tensor]  # a layer's name, the layer, the rows that it gave
+
+
+class Finding(NamedTuple):
+    """A number that is not the one of one process.
+
+    Attributes:
+        cut: at which it showed, as "tensor 2"; "one rank" for none.
+        check: what was compared, as "gradient".
+        parameters: of the whole model, those nearest to the loss first.
+        ranks: where, numbered within the cut.
+        error, tolerance: the largest difference, and what rounding may do, both relative to the largest right number.
+        kind: what would explain the numbers.
+        line: where to look, as "train.py:88 in finish".
+    """
+
+    cut: str
+    check: str
+    parameters: tuple[str, ...]
+    ranks: tuple[int, ...]
+    error: float
+    tolerance: float
+    kind: str
+    line: str
+
+    def __str__(self) -> str:
+        more = len(self.parameters) - 3
+        names = ", ".join(self.parameters[:3]) + (f" and {more} more" if more > 0 else "")
+        of = f" of {names}" if names else ""
+        on = f"rank{'s' * (len(self.ranks) > 1)} {', '.join(map(str, self.ranks))}"
+        off = f": off by {self.error:.1e} of its size, of which rounding explains {self.tolerance:.0e}"
+        where = f"{self.cut}: {self.check}{of}, {on}{off * (self.tolerance > 0)}"
+        return f"{where}\n    {self.kind}\n    look at {self.line}"
+
+
+class Report(NamedTuple):
+    """What `verify` found, the same on every rank; `tried` and `left_out` say what it stands on."""
+
+    findings: tuple[Finding, ...]
+    tried: tuple[str, ...]
+    left_out: tuple[str, ...]
+
+    def __str__(self) -> str:
+        verdict = f"{len(self.findings)} wrong" if self.findings else "equal to one process"
+        parts = [*map(str, self.findings), f"tried: {'; '.join(self.tried)}: {verdict}"]
+        return "\n".join(parts + [f"not tried: {each}" for each in self.left_out])
+
+
+def device_mesh(_: Communicator, **cut: int) -> Any:
+    """PyTorch's mesh of this cut, for `verify(mesh=device_mesh)`: a dimension for each direction, on gloo.
+
+    All ranks of the default process group call it; where a cut has fewer, several copies of it train side by side.
+    """
+    from torch.distributed.device_mesh import init_device_mesh
+
+    everybody = torch.distributed.get_world_size()
+    sizes = everybody // math.prod(cut.values()), *cut.values()
+    return init_device_mesh("cpu", sizes, mesh_dim_names=("copies", *cut))[tuple(cut)]
+
+
+def verify(
+    build: Callable[[], nn.Module],
+    loss: Callable[[nn.Module, Batch], Tensor],
+    make: Callable[[nn.Module, Any], Any],
+    batch: Batch,
+    layout: Mapping[str, int],
+    communicator: Communicator | None = None,
+    mesh: Callable[..., Any] = mesh_of,
+    seed: int = 0,
+) -> Report:
+    """Compare `make`'s training under every cut of `layout` with one process. Every rank calls it; all get the report.
+
+    Args:
+        build: makes the whole model, small: two layers show what eighty do. It is called after
+            `torch.manual_seed(seed)`, and what it gives is computed with in float64.
+        loss: the mean loss of a whole model over a batch, in plain PyTorch: what is right.
+        make: given a copy of the whole model and the mesh, this rank's training. It may change the copy.
+        batch: tensors, the examples in dimension 0. Let them count unequally (padded targets, say), and their number be
+            a multiple of what the layout shares them among.
+        layout: the size of each direction.
+        communicator: of all ranks, as many as the layout has, or a multiple; None: PyTorch's default process group.
+        mesh: given the ranks of a cut and, by name, its sizes, what `make` takes: `parallel.mesh.mesh_of`'s groups, or
+            `device_mesh`'s.
+        seed: of PyTorch's generator, before everything that may draw from it.
+
+    Raises:
+        ValueError: for a model that is random without a seed, a layout that the ranks are not a multiple of, a loss
+            that is not a mean, a batch that gives no gradient, or what `make` raises under the whole layout.
+    """
+    everybody = communicator or TorchCommunicator()
+    whole = Reference(build, loss, batch, seed)
+    findings: list[Finding] = []
+    tried, left_out, failed = list[str](), list[str](), list[set[str]]()
+    for cut in _cuts(layout, everybody.size, mesh):
+        names = {name for name, size in cut.items() if size > 1}
+        shown = " × ".join(f"{name} {size}" for name, size in cut.items() if size > 1) or "one rank"
+        if wrong := [each for each in failed if each <= names]:
+            left_out.append(f"{shown}, since {' × '.join(sorted(wrong[0])) or 'one rank'} is wrong")
+            continue
+        count = _ranks_of(cut, mesh)
+        first = everybody.rank // count * count
+        ranks = Subset(everybody, range(first, first + count))
+        try:
+            compared = _Compared(whole, make, mesh(ranks, **cut), ranks)
+        except ValueError as error:
+            if cut == {**layout}:
+                raise
+            left_out.append(f"{shown}: {error}")
+            continue
+        found = [Finding(*each) for rank in _gathered(everybody, compared.findings()) for each in rank]
+        if found:
+            failed.append(names)
+            findings += _merged(shown, found, whole)
+        tried.append(shown)
+        left_out += compared.left_out if not names else []
+    return Report(tuple(findings), tuple(tried), tuple(left_out))
+
+
+def _ranks_of(cut: Mapping[str, int], mesh: Callable[..., Any]) -> int:
+    """How many ranks a cut has: of our mesh, experts are shared by ranks of other directions."""
+    return math.prod(size for name, size in cut.items() if mesh is not mesh_of or name != "experts")
+
+
+def _cuts(layout: Mapping[str, int], ranks: int, mesh: Callable[..., Any]) -> Iterator[dict[str, int]]:
+    """None of the directions, each by itself, each two, all; the others have size 1."""
+    for name, size in layout.items():
+        if not isinstance(size, int) or size < 1:
+            raise ValueError(
+                f"layout has {name} {size!r}; a direction's size is a whole number of at least 1"
+            )
+    needed = _ranks_of(layout, mesh)
+    if ranks % needed:
+        shape = " × ".join(f"{name} {size}" for name, size in layout.items())
+        raise ValueError(
+            f"layout is {shape}, {needed} ranks; there are {ranks}: start {needed}, or a multiple"
+        )
+    names = [name for name, size in layout.items() if size > 1]
+    for count in sorted({0, 1, 2, len(names)} & {*range(len(names) + 1)}):
+        for chosen in itertools.combinations(names, count):
+            yield {name: size if name in chosen else 1 for name, size in layout.items()}
+
+
+def _gathered(communicator: Communicator, value: Any) -> list[Any]:
+    """What each rank gives, in order; as JSON."""
+    text = np.frombuffer(json.dumps(value).encode(), np.uint8)
+    lengths = np.zeros(communicator.size, np.int64)
+    lengths[communicator.rank] = len(text)
+    ring_all_reduce(communicator, lengths)
+    rows = np.zeros((communicator.size, int(lengths.max())), np.uint8)
+    rows[communicator.rank, : len(text)] = text
+    ring_all_reduce(communicator, rows)
+    return [json.loads(bytes(row[:length])) for row, length in zip(rows, lengths, strict=True)]
+
+
+class _Compared:
+    """The training under one cut, on `ranks`, beside one process."""
+
+    def __init__(
+        self, whole: Reference, make: Callable[[nn.Module, Any], Any], mesh: Any, ranks: Communicator
+    ) -> None:
+        self.whole, self.ranks, self.left_out = whole, ranks, list[str]()
+
+        def made(model: nn.Module) -> Any:
+            torch.manual_seed(whole.seed)
+            return make(copy.deepcopy(model), mesh)
+
+        self.made = made
+        self.numbers = _parameters(made(whole.numbered()))  # by this rank's names
+        self.training = made(whole.still)
+
+    def findings(self) -> list[Finding]:
+        """This rank's; the order is that in which one mistake makes the next numbers wrong, too."""
+        found = self._weights()
+        if any(_gathered(self.ranks, bool(found))):
+            return found
+        for checks in (
+            (self._first_weights, self._evaluation, self._gradients, self._masks),
+            (self._updates,),
+            (self._restart,),
+        ):
+            found = [each for check in checks for each in check()]
+            if any(_gathered(self.ranks, bool(found))):
+                break
+        return found
+
+    def _finding(
+        self, check: str, kind: str, where: Any, off: float = 0, limit: float = 0, names: Any = ()
+    ) -> Finding:
+        line = where if isinstance(where, str) else _line_of(where)
+        return Finding("", check, (*names,), (self.ranks.rank,), off, limit, kind, line)
+
+    def _weights(self) -> list[Finding]:
+        """Whether the parts together are the whole model, and have the weights that `make` was given."""
+        where, size = type(self.training), len(self.whole.gradient)
+        drawn = [name for name, each in self.numbers.items() if (each != each.round().clamp(1, size)).any()]
+        if any(_gathered(self.ranks, drawn)):
+            kind = "make does not keep the weights that it is given: it draws, scales or rounds them"
+            return [self._finding("weights", kind, where, names=drawn)] if drawn else []
+        self.places = {name: each.long() - 1 for name, each in self.numbers.items()}
+        self.held = self._summed({name: torch.ones_like(each) for name, each in self.numbers.items()})
+        lost = self.whole.owners((self.held == 0).nonzero())
+        return (
+            [self._finding("weights", "no rank has all of their numbers", where, names=lost)] if lost else []
+        )
+
+    def _first_weights(self) -> list[Finding]:
+        """Whether ranks that draw their own weights draw those of one process."""
+        if not hasattr(self.training, "initialise"):
+            return []
+        training = self.made(self.whole.still)
+        torch.manual_seed(self.whole.seed)
+        training.initialise()
+        weights, first = _parameters(training), self.whole.first
+        wrong = self._wrong(weights, first, 1e-12 + torch.zeros_like(first))
+        drawn = {
+            name: [float(each.sum()), int(self.places[name][0])]
+            for name, each in weights.items()
+            if len(each)
+        }
+        others = [*itertools.chain.from_iterable(each.values() for each in _gathered(self.ranks, drawn))]
+        if not wrong:
+            return []
+        kind = "not those that one process draws"
+        if any(
+            drawn[name][0] == value and drawn[name][1] != place for name in wrong for value, place in others
+        ):
+            kind = "ranks draw the same numbers for different parts of it"
+        names = self.whole.owners(torch.cat([self.places[name] for name in wrong]))
+        return [self._finding("first weights", kind, training.initialise, max(wrong.values()), 1e-12, names)]
+
+    def _evaluation(self) -> list[Finding]:
+        """The mean over two batches of different sizes."""
+        if not hasattr(self.training, "evaluate"):
+            self.left_out.append("evaluation: there is no evaluate")
+            return []
+        whole, short = self.whole, tuple(each[:-1] for each in self.whole.batch)
+        value, right = self.training.evaluate([whole.batch, short]), whole.mean_loss(whole.batch, short)
+        limit = whole.loss_tolerance
+        if value is None or abs(value - right) <= limit:
+            return []
+        kind = FOLLOWS
+        if abs(value - (whole.mean_loss(whole.batch) + whole.mean_loss(short)) / 2) <= limit:
+            kind = "batches count alike, although they hold unequally much"
+        for count in reversed(range(2, len(short[0]) + 1)):
+            filled = [tuple(_filled(each, count) for each in batch) for batch in (whole.batch, short)]
+            if abs(value - whole.mean_loss(*filled)) <= limit:
+                kind = f"examples that were repeated, to make a multiple of {count}, count twice"
+        where = self.training.evaluate
+        return [self._finding("evaluation", kind, where, abs(value / right - 1), limit / abs(right))]
+
+    def _gradients(self) -> list[Finding]:
+        """Loss and gradients of one step."""
+        whole, found = self.whole, list[Finding]()
+        loss = self.training.step(whole.batch)
+        gradients = _parameters(self.training, of_gradients=True)
+        if loss is None and self.ranks.size == 1:
+            self.left_out.append("loss: step returns none")
+        loss = whole.loss if loss is None else float(loss)
+        wrong = self._wrong(gradients, whole.gradient, whole.tolerance)
+        is_loss_wrong = not abs(loss - whole.loss) <= whole.loss_tolerance
+        forward = any(_gathered(self.ranks, is_loss_wrong))
+        if not forward and not any(_gathered(self.ranks, bool(wrong))):
+            return []
+        total = self._summed(gradients)
+        module, layer = self._first_wrong_module() if forward else ("", "")
+        line = layer or self._last_change(wrong)
+        if is_loss_wrong:
+            limit = whole.loss_tolerance / abs(whole.loss)
+            kind = self._kind_of_loss(loss, module)
+            found.append(self._finding("loss", kind, line, abs(loss / whole.loss - 1), limit))
+        limits = whole.tolerance / whole.largest(whole.gradient)
+        owners = {owner for name in wrong for owner in whole.owners(self.places[name])}
+        owners = {owner for rank in _gathered(self.ranks, sorted(owners)) for owner in rank}
+        last = max((whole.names.index(owner) for owner in owners), default=0)
+        way = " and ".join(
+            ["right back to " + each for each in whole.names[last + 1 : last + 2]]
+            + [f"wrong from {whole.names[last]} on"]
+        )
+        for name, error in wrong.items():
+            places = self.places[name]
+            kind = self._kind_of_gradient(gradients[name], places, total)
+            if kind or not forward:  # otherwise it follows from the loss
+                kind = kind or f"the loss is right, and so is the forward pass; gradients are {way}"
+                limit = limits[places].max().item()
+                found.append(self._finding("gradient", kind, line, error, limit, whole.owners(places)))
+        return found
+
+    def _masks(self) -> list[Finding]:
+        """Whether equal activations lose equal places, and others others, over two steps with dropout."""
+        if not any(each.p for each in dropouts(self.whole.model)):
+            self.left_out.append("random states: the model has no nn.Dropout")
+            return []
+        whole, masks, training = self.whole, _Masks(), self.made(self.whole.model)
+        has_state = hasattr(training, "state_dict") and hasattr(training, "load_state_dict")
+        with masks:
+            training.step(whole.batch)
+            if hasattr(training, "update"):
+                training.update()
+        state, first = (
+            copy.deepcopy(training.state_dict()) if has_state else {},
+            [mask for _, mask in masks.seen],
+        )
+        with masks:
+            training.step(whole.flipped)
+        again = _Masks()
+        if has_state:
+            (restarted := self.made(whole.model)).load_state_dict(state)
+            with again:
+                restarted.step(whole.flipped)
+        of_input, of_mask = dict[float, dict[int, list[str]]](), dict[str, set[float]]()
+        for rank, seen in enumerate(_gathered(self.ranks, masks.seen)):
+            for key, mask in seen:
+                of_input.setdefault(key, {}).setdefault(rank, []).append(mask)
+                of_mask.setdefault(mask, set()).add(key)
+        found = []
+        if any(len({*map(tuple, each.values())}) > 1 for each in of_input.values()):
+            found.append("ranks with the same activations drop different ones: they need one random state")
+        if first and [mask for _, mask in again.seen] == first:
+            found.append(
+                "after a restart the first steps' random numbers come again: the random state is not saved"
+            )
+        if any(len(keys) > 1 for keys in of_mask.values()):
+            found.append("different activations lose the same places: they need random states of their own")
+        return [self._finding("dropout", kind, training.step) for kind in found]
+
+    def _updates(self) -> list[Finding]:
+        """Norms, and what two updates make, which must be what they make of one rank's training."""
+        if not hasattr(self.training, "update"):
+            self.left_out.append("norm, updates and restart: there is no update")
+            return []
+        whole, update, found = self.whole, self.training.update, list[Finding]()
+        gradients = _parameters(self.training, of_gradients=True).values()
+        squares = _gathered(self.ranks, sum(each.square().sum().item() for each in gradients))
+        numbers, self.weights, self.saved = self._run(self.made(whole.still))
+        right, limit, norm = whole.gradient.norm().item(), whole.tolerance.norm().item(), numbers["norm"]
+        if norm is not None and not abs(norm - right) <= limit:
+            kind = f"it is {norm / right:.4g} times as long as it should be"
+            alone = [rank for rank, each in enumerate(squares) if abs(norm - math.sqrt(each)) <= limit]
+            if alone and self.ranks.size > 1:
+                whose = "this rank" if self.ranks.rank in alone else f"rank {alone[0]}"
+                kind = f"it is that of the numbers of {whose} alone"
+            if abs(norm - math.sqrt(sum(squares))) <= limit:
+                kind = "numbers that are held more than once count each time"
+            found.append(self._finding("norm", kind, update, abs(norm / right - 1), limit / right))
+        if any(_gathered(self.ranks, bool(found))):
+            return found
+        mean = self._summed(self.weights) / self.held
+        if self.ranks.size == 1 and not whole.numbers:
+            others, moved, _ = self._run(self.made(whole.moved(0)))
+            whole.take(numbers, mean, others, self._summed(moved) / self.held)
+        for name, value in numbers.items():
+            right, limit = whole.numbers.get(name, (value, 0.0))
+            if value is not None and right is not None and not abs(value - right) <= limit:
+                kind = "not what it is with one rank"
+                found.append(self._finding(name, kind, update, abs(value / right - 1), limit / abs(right)))
+        expected = mean if whole.weights is None else whole.weights
+        limits = whole.weights_tolerance / whole.largest(expected)
+        for name, error in self._wrong(self.weights, expected, whole.weights_tolerance).items():
+            places = self.places[name]
+            kind = "not what the updates of one rank make"
+            if ((self.weights[name] - mean[places]).abs() > whole.weights_tolerance[places]).any():
+                kind = "ranks that hold the same weights have come apart"
+            limit = limits[places].max().item()
+            found.append(self._finding("updated weights", kind, update, error, limit, whole.owners(places)))
+        return found
+
+    def _run(self, training: Any) -> tuple[dict[str, float | None], dict[str, Tensor], Any]:
+        """Two steps with their updates: what they returned, the weights, and the state between them."""
+        numbers: dict[str, float | None] = {
+            "loss": training.step(self.whole.batch),
+            "norm": training.update(),
+        }
+        state = copy.deepcopy(training.state_dict()) if hasattr(training, "state_dict") else None
+        numbers["second loss"], numbers["second norm"] = training.step(self.whole.flipped), training.update()
+        weights = _parameters(training)
+        if hasattr(training, "evaluate"):
+            numbers["evaluation after two updates"] = training.evaluate([self.whole.batch])
+        return numbers, weights, state
+
+    def _restart(self) -> list[Finding]:
+        """Whether going on from what was saved after one update is going on."""
+        if not hasattr(self.training, "load_state_dict") or self.saved is None:
+            self.left_out.append("restart: there are no state_dict and load_state_dict")
+            return []
+        whole, again = self.whole, self.made(self.whole.still)
+        again.load_state_dict(copy.deepcopy(self.saved))
+        loaded, saved = (tree_flatten_with_path(each)[0] for each in (again.state_dict(), self.saved))
+        lost = [path for path, each in saved if not _equal(each, dict(loaded).get(path))]
+        again.step(whole.flipped)
+        again.update()
+        wrong = self._wrong(
+            _parameters(again), self._summed(self.weights) / self.held, whole.weights_tolerance
+        )
+        if hasattr(again, "evaluate"):
+            right, limit = whole.numbers.get("evaluation after two updates", (None, 0.0))
+            value = again.evaluate([whole.batch])
+            if value is not None and right is not None and not abs(value - right) <= limit:
+                wrong[""] = abs(value / right - 1)
+        if not wrong:
+            return []
+        kind = (
+            f"state{keystr(lost[0])} is not what was saved" if lost else "something that matters is not saved"
+        )
+        names = [owner for name in wrong if name for owner in whole.owners(self.places[name])]
+        limit = whole.loss_tolerance / abs(whole.loss)
+        return [self._finding("restart", kind, again.load_state_dict, max(wrong.values()), limit, names)]
+
+    def _summed(self, values: Mapping[str, Tensor]) -> Tensor:
+        """Over ranks, each number where it belongs in the whole model."""
+        total = torch.zeros_like(self.whole.gradient)
+        for name, each in values.items():
+            total.index_add_(0, self.places[name], each)
+        ring_all_reduce(self.ranks, total.numpy())
+        return total
+
+    def _wrong(self, values: Mapping[str, Tensor], right: Tensor, tolerance: Tensor) -> dict[str, float]:
+        """The error, relative to the parameter's largest number, of this rank's values that are wrong."""
+        errors, largest = {}, self.whole.largest(right)
+        for name, value in values.items():
+            places = self.places[name]
+            off = (value - right[places]).abs()
+            if not (off <= tolerance[places]).all():
+                errors[name] = (off / largest[places]).max().item()
+        return errors
+
+    def _kind_of_loss(self, loss: float, module: str) -> str:
+        whole = self.whole
+        for count, value, _ in whole.unequal:
+            if abs(loss - value) <= whole.loss_tolerance:
+                return f"{count} parts of the batch count alike, although they hold unequally much"
+        if factor := _factor(loss / whole.loss):
+            return factor
+        if module:
+            return f"{module} is the first layer with another output"
+        return "the layers' outputs are right: what is made of them is not"
+
+    def _kind_of_gradient(self, own: Tensor, places: Tensor, total: Tensor) -> str:
+        """What would explain this rank's numbers; "" if nothing does."""
+        whole, held = self.whole, self.held[places]
+        right, limit, together = whole.gradient[places], whole.tolerance[places], total[places]
+
+        def explains(value: Tensor, expected: Tensor = right) -> bool:
+            return bool(((value - expected).abs() <= limit * held).all())
+
+        if not explains(own, together / held):
+            if explains(together):
+                return "each rank has a part of a sum, and the parts were not added up"
+            if explains(together / held):
+                return "each rank has its own, and no mean was taken"
+        ratio = (own @ right / (right @ right)).item()
+        if explains(own / ratio if ratio else own) and (factor := _factor(ratio)):
+            return factor
+        for value in (own, together, together / held):
+            for count, _, gradient in whole.unequal:
+                if explains(value, gradient[places]):
+                    return f"{count} parts of the batch count alike, although they hold unequally much"
+        if (own - right).abs().max() <= FLOAT32 * right.abs().max():
+            return "as far off as float32 rounds: something is computed in less than float64"
+        return ""
+
+    def _first_wrong_module(self) -> tuple[str, str]:
+        """The first layer, of all ranks, with rows in its output that one process does not have; and its line."""
+        right, seen = list[Output](), list[Output]()
+        with _outputs(dict(self.whole.still.named_modules()), right):
+            self.whole.differentiated(self.whole.still, self.whole.batch)
+        layers = {}
+        for name, each in self.training.module.named_modules():
+            parts = [
+                self.places[f"{name}.{of}"]
+                for of, _ in each.named_parameters(recurse=False)
+                if f"{name}.{of}" in self.places
+            ]
+            if parts and len(together := torch.cat(parts)):
+                owners = [owner.split(".")[:-1] for owner in self.whole.owners(together)]
+                common = itertools.takewhile(lambda part: len({*part}) == 1, zip(*owners, strict=False))
+                layers[".".join(part[0] for part in common)] = each
+        with _outputs(layers, seen):
+            self.training.step(self.whole.batch)
+        wrong = (len(self.whole.names), "", "")
+        for name, layer, output in seen:
+            expected = [
+                rows for other, _, rows in right if other == name and rows.shape[1] == output.shape[1]
+            ]
+            if not expected or not len(output):
+                continue
+            off = torch.cdist(output, torch.cat(expected), p=math.inf).amin(dim=1).max()
+            if not off <= FLOAT32 * torch.cat(expected).abs().max():
+                first = next(i for i, each in enumerate(self.whole.names) if each.startswith(name))
+                wrong = first, name, _line_of(type(layer).forward)
+                break
+        _, module, line = min(map(tuple, _gathered(self.ranks, wrong)))
+        return module, line
+
+    def _last_change(self, wrong: Mapping[str, float]) -> str:
+        """The line after which the gradient nearest to the loss, of those wrong here, had its last value."""
+        parameters = dict(self.training.module.named_parameters())
+        watched = max(wrong, key=lambda name: int(self.places[name].max()), default=None)
+        before: list[Any] = [None, ""]  # the gradient, and the line that is being executed
+        line = ""
+
+        def look(frame: Any, _: str, __: Any) -> Any:
+            nonlocal line
+            gradient = parameters[watched].grad
+            now = None if gradient is None else _local(gradient.detach()).clone()
+            if not _equal(now, before[0]):
+                line, before[0] = before[1], now
+            lines = [_line_in(frame)]
+            while (frame := frame.f_back) and frame.f_code.co_filename != __file__:
+                lines += [_line_in(frame)] * _is_theirs(frame.f_code.co_filename)
+            before[1] = ", ".join(reversed(lines[:3]))
+            return look
+
+        def enter(frame: Any, event: str, argument: Any) -> Any:
+            return look(frame, event, argument) if _is_theirs(frame.f_code.co_filename) else None
+
+        tracing = sys.gettrace()
+        sys.settrace(enter if watched else tracing)
+        try:
+            self.training.step(self.whole.batch)
+        finally:
+            sys.settrace(tracing)
+        return line or _line_of(self.training.step)
+
+
+class _Masks(TorchFunctionMode):
+    """What is dropped: for each call a number that stands for the input, and the places that are lost."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.seen: list[tuple[float, str]] = []
+
+    def __torch_function__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        x = args[0].detach().clone() if function is functional.dropout else None
+        result = function(*args, **(kwargs or {}))
+        # Few places may be equal by chance. On CPUs DTensor draws the same for all its shards.
+        if x is not None and (kwargs or {}).get("training", True) and type(x) is Tensor and x.numel() >= 64:
+            key = x.double().flatten() @ torch.arange(x.numel(), dtype=torch.float64).cos()
+            places = np.packbits(((result == 0) & (x != 0)).numpy()).tobytes()
+            self.seen.append((float(f"{key:.8e}"), f"{tuple(x.shape)} {places.hex()}"))
+        return result
+
+
+def _local(tensor: Any) -> Any:
+    return tensor.to_local() if hasattr(tensor, "to_local") else tensor
+
+
+def _parameters(training: Any, of_gradients: bool = False) -> dict[str, Tensor]:
+    """By name, this rank's numbers of each parameter, or of its gradient, in one row; zeros where there is none."""
+    values = {}
+    for name, parameter in training.module.named_parameters():
+        value = parameter.detach()
+        if of_gradients:
+            value = torch.zeros_like(value) if parameter.grad is None else parameter.grad.detach()
+            if hasattr(value, "redistribute"):  # the optimizer would add up a Partial, too
+                value = value.redistribute(placements=parameter.placements)
+        values[name] = _local(value).reshape(-1).double().clone()
+    return values
+
+
+@contextmanager
+def _outputs(layers: Mapping[str, nn.Module], into: list[Output]) -> Iterator[None]:
+    """Note what these layers give, with their names, as long as the block goes on."""
+
+    def noting(name: str) -> Callable[[nn.Module, Any, Any], None]:
+        def note(layer: nn.Module, _: Any, output: Any) -> None:
+            output = _local(output)
+            if isinstance(output, Tensor) and output.dim() > 1:
+                into.append((name, layer, output.detach().flatten(0, -2)))
+
+        return note
+
+    handles = [layer.register_forward_hook(noting(name)) for name, layer in layers.items()]
+    try:
+        yield
+    finally:
+        for each in handles:
+            each.remove()
+
+
+def _merged(cut: str, found: Sequence[Finding], whole: Reference) -> list[Finding]:
+    """One finding for each check and kind; of parameters, those nearest to the loss first."""
+    together: dict[tuple[str, str], list[Finding]] = {}
+    checks = {each.check for each in found}
+    for each in found:
+        if each.kind != FOLLOWS or "loss" not in checks:
+            together.setdefault((each.check, each.kind), []).append(each)
+    merged = []
+    for (check, kind), rows in together.items():
+        names = {name for row in rows for name in row.parameters}
+        ordered = [name for name in reversed(whole.names) if name in names]
+        ranks = sorted({rank for row in rows for rank in row.ranks})
+        worst = max(rows, key=lambda row: row.error)
+        parameters = (*ordered, *sorted(names - {*ordered}))
+        merged.append(
+            Finding(cut, check, parameters, tuple(ranks), worst.error, worst.tolerance, kind, worst.line)
+        )
+    return merged
+
+
+def _factor(ratio: float) -> str:
+    """In words, if it is a small whole number, or one divided by it."""
+    for count in range(2, 65):
+        if math.isclose(ratio, count, rel_tol=1e-9):
+            return f"{count} times too large: a sum where a mean belongs, or added up once too often"
+        if math.isclose(ratio, 1 / count, rel_tol=1e-9):
+            return f"{count} times too small: a mean where a sum belongs, or divided once too often"
+    return ""
+
+
+def _filled(x: Tensor, count: int) -> Tensor:
+    """With the first examples once more, until there are a multiple of `count`."""
+    return torch.cat([x, x[: -len(x) % count]])
+
+
+def _equal(one: Any, other: Any) -> bool:
+    if isinstance(one, Tensor) and isinstance(other, Tensor):
+        return torch.equal(_local(one), _local(other))
+    return type(one) is type(other) and bool(one == other)
+
+
+def _line_of(function: Any) -> str:
+    function = inspect.unwrap(function)
+    try:
+        number = inspect.getsourcelines(function)[1]
+    except (OSError, TypeError):  # made in C, or typed at a prompt
+        return getattr(function, "__qualname__", repr(function))
+    return f"{Path(inspect.getsourcefile(function) or '').name}:{number or 1} in {function.__qualname__}"
+
+
+def _line_in(frame: Any) -> str:
+    return f"{Path(frame.f_code.co_filename).name}:{frame.f_lineno} in {frame.f_code.co_name}"
+
+
+@cache
+def _is_theirs(file: str) -> bool:
+    """Whether a line of it may be the mistake: neither Python's, nor an installed package's, nor a collective's."""
+    path = Path(file)
+    installed = [*map(Path, (sysconfig.get_path("stdlib"), sysconfig.get_path("purelib")))]
+    ours = Path(__file__), Path(__file__).parent.parent / "comm"
+    return (
+        not any(path.is_relative_to(each) for each in (*installed, *ours)) and path.suffix == ".py"
+    ) or "ipykernel" in path.name
