@@ -40,7 +40,10 @@ Batch = tuple[Tensor, Tensor]
 
 
 class RMSNorm(nn.Module):
-    """Root mean square norm (Zhang and Sennrich 2019). Like any fused kernel, `rms_norm` gets plain tensors."""
+    """Root mean square norm (Zhang and Sennrich 2019).
+
+    `F.rms_norm` stands for a fused kernel of one's own, which takes plain tensors and knows nothing of DTensors.
+    """
 
     def __init__(self) -> None:
         super().__init__()
