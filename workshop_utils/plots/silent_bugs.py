@@ -95,7 +95,7 @@ def _classes(axes: Axes, classes: Sequence[str], right: float) -> None:
 
 def curves(runs: Mapping[str, Sequence[float]]) -> Figure:
     """Losses by step of the right run, which comes first, and of wrong ones; all of the same weights and batches."""
-    _, axes = style.figure(7.2, 3.8)
+    _, axes = style.figure(6.0, 3.0)
     for number, (name, losses) in enumerate(runs.items()):
         steps = range(1, len(losses) + 1)
         colour = style.INK if number == 0 else style.MUTED[(number - 1) % len(style.MUTED)]
@@ -120,20 +120,21 @@ def tolerances(errors: Mapping[str, Mapping[str, Sequence[float]]], tolerance: f
         errors: by precision, and by what the run is, "right" or the bug's name.
         tolerance: a line across all precisions.
     """
-    _, axes = style.figure(7.2, 4.0)
+    _, axes = style.figure(6.4, 3.3)
     random = np.random.default_rng(0)
     for place, by_run in enumerate(errors.values()):
         for side, (name, values) in enumerate(by_run.items()):
             x = place + 0.4 * side - 0.2 + random.uniform(-0.12, 0.12, len(values))
             colour = WRONG if side else style.QUIET
-            floor = np.maximum(values, np.finfo(float).eps / 100)
-            style.measured(axes, x, floor, colour=colour, markersize=4)
+            floor = np.maximum(values, 1e-17)  # those that are equal have a place, too
+            style.measured(axes, x, floor, colour=colour, markersize=3, markeredgewidth=0)
             if place == 0:
                 style.note(axes, name, (0.4 * side - 0.2, min(values)), (0, -18), ha="center", color=colour)
     axes.axhline(tolerance, color=style.INK, linewidth=1, linestyle=(0, (4, 2)))
     written = f"{tolerance:.0e}".replace("e-0", "e-")
     style.note(axes, written, (len(errors) - 0.55, tolerance), (2, 4))
-    axes.set(yscale="log", ylabel="error / largest number of the gradient", xlim=(-0.6, len(errors) - 0.35))
+    axes.set(yscale="log", ylabel="error / largest gradient", xlim=(-0.6, len(errors) - 0.35))
+    axes.set_ylim(1e-18, 20)
     axes.set_xticks(range(len(errors)), list(errors))
     (first, *_), (*_, last) = errors, errors
     _, wrong = errors[first].values()
