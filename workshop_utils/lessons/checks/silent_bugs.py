@@ -16,11 +16,8 @@ Verifier = Callable[[Callable[..., Any], Any, list[Any], Any], Any]
 
 RIGHT = "right variant"
 WHOLE = {"loss", "norm", "evaluation", "resume"}  # what else than parameters a verifier may name
-STEPS, BATCH, NOISE = (
-    3,
-    8,
-    0.1,
-)  # batches that a verifier gets, their examples, and what makes weights unlike zero
+EXAMPLES = 8, 12, 8  # of the batches that a verifier gets
+NOISE = 0.1  # on all weights, of which many are zero at first
 HINTS = {  # by what a false alarm names
     "gradient": (
         "Orders of the same sum differ by rounding: compare with a parameter's largest number, which may be a "
@@ -73,7 +70,8 @@ def _verdicts(communicator: Any, answer: Verifier, cases: Sequence[Row]) -> list
             each.data.add_(NOISE * torch.randn_like(each))
         before = [each.detach().clone() for each in model.parameters()]
         batches = [
-            ragged(gpt.batch_of(gpt.manual(), step, BATCH, model.sizes.sequence)) for step in range(STEPS)
+            ragged(gpt.batch_of(gpt.manual(), step, examples, model.sizes.sequence))
+            for step, examples in enumerate(EXAMPLES)
         ]
 
         def make(whole: Any, mesh: Any, options: dict[str, Any] = row.options) -> Training:
