@@ -1,4 +1,4 @@
-"""Plants a row of `bugs.yaml` or `variants.yaml` in a function, for the length of a block.
+"""Plants a row of `bugs.yaml`, `variants.yaml` or `fresh.yaml` in a function, for the length of a block.
 
 for row in rows("bugs"):
     with planted(row):
@@ -67,8 +67,8 @@ class Row:
         return math.prod(size for direction, size in self.layout.items() if direction != "experts")
 
 
-def rows(name: Literal["bugs", "variants"]) -> list[Row]:
-    """The rows of `bugs.yaml` or `variants.yaml`."""
+def rows(name: Literal["bugs", "variants", "fresh"]) -> list[Row]:
+    """The rows of `bugs.yaml`, `variants.yaml` or `fresh.yaml`."""
     text = Path(__file__).with_name(f"{name}.yaml").read_text(encoding="utf-8")
     return [row_of(each) for each in yaml.safe_load(text)]
 
