@@ -20,34 +20,25 @@ Dropout is off where a run is compared with one process's.
 
 from __future__ import annotations
 
-import math
-from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
 import pandas as pd
 import torch
-from torch import Tensor
 
 from workshop_utils.comm.communicator import Communicator
 from workshop_utils.comm.subset import Subset
-from workshop_utils.lessons.gauntlet import watching
-from workshop_utils.lessons.gauntlet.model import Options
+from workshop_utils.lessons.gauntlet import judging
 from workshop_utils.lessons.gauntlet.planting import Row
-from workshop_utils.lessons.gauntlet.traffic import bytes_sent
-from workshop_utils.lessons.gauntlet.watching import Seen
+from workshop_utils.lessons.gauntlet.watching import watch
 from workshop_utils.ranks import RanksFailed, on_ranks
 
 RANKS = 8
-FALLEN = 0.97  # of the first loss, what the last ones must be below; right runs come to 0.95 or less
-# Relative, in float64, a hundred times the most by which right runs differ: 1e-14, in a gradient.
-TOLERANCE = 1e-12
 
 Look = Callable[[Communicator, Row], Any]  # on each rank of a row; returns what it saw
-Seeing = list[Any] | str  # by rank; or why the run failed
-Findings = list[str] | None  # none in a run that seems right; None: the check has no way to state the row
-Judge = Callable[[Row, Sequence[Any]], Findings]
+Judge = Callable[[Row, Sequence[Any]], judging.Findings]
+Seeing = list[Any] | str  # what a look saw, by rank; or why the run failed
 
 
 class Check(NamedTuple):
@@ -57,119 +48,13 @@ class Check(NamedTuple):
     judge: Judge
 
 
-def falls(_: Row, seen: Sequence[Seen]) -> Findings:
-    """Whether the loss does not fall: its last three are not below the first by a margin."""
-    losses = known(seen, "losses")
-    last = np.mean(losses[-3:])
-    return [] if last < FALLEN * losses[0] else [f"the loss goes from {losses[0]:.3f} to {last:.3f}"]
-
-
-def loss_equals(row: Row, seen: Sequence[Seen]) -> Findings:
-    """Whether losses are not those of one process."""
-    losses = known(seen, "compared")
-    expected, _ = watching.one_process(tuple(sorted(row.options.items())), len(losses))
-    apart = max(abs(ours / theirs - 1) for ours, theirs in zip(losses, expected, strict=True))
-    return [f"the loss is off by {apart:.1e}"] if not apart <= TOLERANCE else []
-
-
-def gradients(_: Row, seen: Sequence[Seen]) -> Findings:
-    """Which parameters' gradients are not those of one process."""
-    errors = [
-        (rank, name, error) for rank, each in enumerate(seen) for name, error in each.gradient_errors.items()
-    ]
-    return [
-        f"{name} of rank {rank} is off by {error:.1e}"
-        for rank, name, error in errors
-        if not error <= TOLERANCE
-    ]
-
-
-def invariants(row: Row, seen: Sequence[Seen]) -> Findings:
-    """Where ranks contradict each other, themselves after a restart, or the batch."""
-    found = []
-    by_held = defaultdict(list)
-    for each in seen:
-        for words, weight in each.weights.items():
-            by_held[words].append(weight)
-    for words, weights in by_held.items():
-        apart = max(watching.difference(each, weights[0]) for each in weights)
-        found += [f"copies differ by {apart:.1e}: {words}"] * (not apart <= TOLERANCE)
-    for name in ("losses", "norms"):
-        known_by = [np.array(getattr(each, name)) for each in seen if getattr(each, name)[0] is not None]
-        alike = all(np.allclose(each, known_by[0], rtol=TOLERANCE, atol=0) for each in known_by)
-        found += [] if alike else [f"{name} differ between ranks"]
-    squares = {words: square for each in seen for words, square in each.squares.items()}
-    norm, reported = math.sqrt(sum(squares.values())), seen[0].norms[0] or 0.0
-    found += [f"the norm is {norm}, not {reported}"] * (not abs(reported / norm - 1) <= TOLERANCE)
-    sequence = Options(**row.options).sequence
-    in_batch = watching.counted(watching.batch_of(0, sequence)[1])
-    in_set = sum(watching.counted(targets) for _, targets in watching.evaluation_set(sequence))
-    found += [f"{each.total} targets count, not {in_batch}" for each in seen if each.total != in_batch]
-    for name, expected in (("batch", in_batch), ("evaluation", in_set)):
-        shares = {(each.replica, each.shares[name]) for each in seen}
-        total = sum(share for _, share in shares)
-        found += [f"of the {name} {total} targets are counted, not {expected}"] * (total != expected)
-    found += [
-        f"{name} differs by {apart:.1e} after a restart"
-        for each in seen
-        for name, apart in each.resumed.items()
-        if not apart <= TOLERANCE
-    ]
-    return found + masks(seen)
-
-
-def masks(seen: Sequence[Seen]) -> list[str]:
-    """Where dropout is not the same on ranks with the same activations, or the same on others."""
-    found, by_layer = [], defaultdict(set)
-    for each in seen:
-        for layer, mask in each.masks.items():
-            by_layer[layer].add(mask)
-    for layer, pairs in by_layer.items():
-        places, different = len({place for place, _ in pairs}), len({mask for _, mask in pairs})
-        found += [f"{different} masks for {places} places: {layer}"] * (not len(pairs) == places == different)
-    return found
-
-
-def refused_types(row: Row, _: Sequence[Seen]) -> Findings:
-    """Whether types of placement refuse the bug, restated for them; right variants are not restated."""
-    from workshop_utils.lessons.gauntlet import types  # here, since no other check needs spmd_types
-
-    if row.name not in types.restatements()["bugs"]:
-        return None
-    return {"outside": None, "missed": [], "caught": ["the restated program is rejected"]}[
-        types.verdict(row.name)
-    ]
-
-
-def sent(row: Row, seen: Sequence[Seen]) -> Findings:
-    """Whether ranks have sent other than the closed forms say."""
-    groups: dict[tuple[int, ...], dict[int, list[Tensor]]] = defaultdict(dict)
-    for each in seen:
-        ranks, place = each.sharing
-        groups[ranks][place] = each.routed
-    kept = [
-        torch.stack(list(at_once))
-        for group in groups.values()
-        for at_once in zip(*(group[place] for place in sorted(group)), strict=True)
-    ]
-    options = Options(**row.options)
-    expected = bytes_sent(row.layout, options, watching.batch_of(0, options.sequence), kept)
-    total = sum(each.nbytes for each in seen)
-    return [f"ranks sent {total:,} bytes, not {expected:,.0f}"] if total != round(expected) else []
-
-
-def known(seen: Sequence[Seen], name: str) -> list[float]:
-    """By step, from the first rank that knows them."""
-    return next(getattr(each, name) for each in seen if getattr(each, name)[0] is not None)
-
-
 CHECKS: dict[str, Check] = {
-    "falls": Check(watching.watch, falls),
-    "loss_equals": Check(watching.watch, loss_equals),
-    "gradients": Check(watching.watch, gradients),
-    "invariants": Check(watching.watch, invariants),
-    "types": Check(watching.watch, refused_types),
-    "bytes": Check(watching.watch, sent),
+    "falls": Check(watch, judging.falls),
+    "loss_equals": Check(watch, judging.loss_equals),
+    "gradients": Check(watch, judging.gradients),
+    "invariants": Check(watch, judging.invariants),
+    "types": Check(watch, judging.placements),
+    "bytes": Check(watch, judging.sent),
 }
 
 

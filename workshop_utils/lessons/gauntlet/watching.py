@@ -1,6 +1,6 @@
 """What each rank of a planted run sees: losses, gradients, weights, shares, masks, routes and bytes.
 
-It is seen from outside the training: what is right is cut, named and counted before a row is planted.
+It is seen from outside the training: what is right is named and counted while no row is planted.
 """
 
 from __future__ import annotations
@@ -8,7 +8,7 @@ from __future__ import annotations
 import copy
 import functools
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -44,6 +44,7 @@ class Seen:
         shares: how many targets count in what this rank takes of the first "batch", and of the "evaluation".
         total: how many the training says that there are in the batch.
         masks: of dropout, by layer and call: the place of this rank among those with other activations, and the mask.
+        evaluations: mean losses of the evaluation set, and of each of its batches.
         resumed: by how much a resumed run differs from this one, relative.
         routed: rows to each expert, by layer and microbatch, in the first step.
         sharing: the ranks that share experts with this one, and its place among them.
@@ -60,6 +61,7 @@ class Seen:
     shares: dict[str, int] = field(default_factory=dict)
     total: int = 0
     masks: dict[str, tuple[tuple[int, ...], bytes]] = field(default_factory=dict)
+    evaluations: list[float | None] = field(default_factory=list)
     resumed: dict[str, float] = field(default_factory=dict)
     routed: list[Tensor] = field(default_factory=list)
     sharing: tuple[tuple[int, ...], int] = (), 0
@@ -68,42 +70,51 @@ class Seen:
 
 def watch(communicator: Communicator, row: Row) -> Seen:
     """Train with `row` planted, resume, evaluate, and train without dropout."""
-    right = training_of(communicator, row, first_gradients(row), dropout=0.0, initialise=False)
-    names, seen = held(right), Seen(replica=right.mesh.replicas.rank)
-    seen.sharing = tuple(right.mesh.experts.ranks), right.mesh.experts.rank
+    gradients = first_gradients(row)
     with planted(row):
         training = training_of(communicator, row)
-        hooks = [*_on_routers(training, seen), *_on_dropout(training, seen)]
-        for step in range(STEPS):
+        # Cut as the training is, since others may have other parts of the model, and be as right.
+        right = training_of(communicator, row, gradients, dropout=0.0, initialise=False)
+    names, seen = held(training), Seen(replica=training.mesh.replicas.rank)
+    seen.sharing = tuple(training.mesh.experts.ranks), training.mesh.experts.rank
+    with planted(row):
+        _take_first_step(communicator, training, right, names, seen)
+        for step in range(1, STEPS):
             if step == STEPS - RESUMED:
                 state = copy.deepcopy(training.state_dict())
-            before = communicator.traffic.bytes_sent.sum()
             seen.losses.append(training.step(batch_of(step, training.sizes.sequence)))
-            if step == 0:
-                seen.squares = {
-                    names[name]: float(each.square().sum()) for name, each in gradients_of(training)
-                }
-                seen.shares["batch"] = sum(counted(targets) for _, targets in training.microbatches)
-                seen.total = training.total
-                seen.gradient_errors = _gradient_errors(training, right)
             seen.norms.append(training.update())
-            if step == 0:
-                seen.nbytes = int(communicator.traffic.bytes_sent.sum() - before)
-                for hook in hooks:
-                    hook.remove()
-        seen.weights = {
-            names[name]: each.detach().clone() for name, each in training.module.named_parameters()
-        }
-        _resume(training_of(communicator, row), state, _evaluate(training, seen), names, seen)
+        named = training.module.named_parameters()
+        seen.weights = {names[name]: each.detach().clone() for name, each in named}
+        _evaluate(training, seen)
+        _resume(training_of(communicator, row), state, names, seen)
         seen.compared = seen.losses[:COMPARED]
         if Options(**row.options).dropout:
             _compare(training_of(communicator, row, dropout=0.0), right, seen)
     return seen
 
 
-def _resume(
-    training: Training, state: Any, evaluation: float | None, names: dict[str, str], seen: Seen
+def _take_first_step(
+    communicator: Communicator, training: Training, right: Training, names: dict[str, str], seen: Seen
 ) -> None:
+    """A step and its update, of which more is noted than of the others."""
+    hooks, before = [*_on_routers(training, seen), *_on_dropout(training, seen)], _sent(communicator)
+    seen.losses.append(training.step(batch_of(0, training.sizes.sequence)))
+    seen.squares = {names[name]: float(each.square().sum()) for name, each in gradients_of(training)}
+    seen.shares["batch"] = sum(counted(targets) for _, targets in training.microbatches)
+    seen.total = training.total
+    seen.gradient_errors = _gradient_errors(training, right)
+    seen.norms.append(training.update())
+    seen.nbytes = _sent(communicator) - before
+    for hook in hooks:
+        hook.remove()
+
+
+def _sent(communicator: Communicator) -> int:
+    return int(communicator.traffic.bytes_sent.sum())
+
+
+def _resume(training: Training, state: Any, names: dict[str, str], seen: Seen) -> None:
     """Go on from `state` in a fresh training, and note how much differs."""
     training.load_state_dict(state)
     pairs = [
@@ -114,7 +125,7 @@ def _resume(
     for name, ours, theirs in (
         ("loss", losses, seen.losses[-RESUMED:]),
         ("norm", norms, seen.norms[-RESUMED:]),
-        ("evaluation", [training.evaluate(evaluation_set(training.sizes.sequence))], [evaluation]),
+        ("evaluation", [training.evaluate(evaluation_set(training.sizes.sequence))], seen.evaluations[:1]),
     ):
         seen.resumed[name] = difference(
             *(torch.tensor([each or 0.0 for each in side]) for side in (ours, theirs))
@@ -124,6 +135,7 @@ def _resume(
 
 
 def _compare(training: Training, right: Training, seen: Seen) -> None:
+    """Take the steps that are compared with one process's."""
     seen.compared = []
     for step in range(COMPARED):
         seen.compared.append(training.step(batch_of(step, training.sizes.sequence)))
@@ -137,18 +149,18 @@ def _gradient_errors(training: Training, right: Training) -> dict[str, float]:
     return {name: difference(each, expected[name].detach()) for name, each in gradients_of(training)}
 
 
-def _evaluate(training: Training, seen: Seen) -> float | None:
-    """The mean loss of the evaluation set; counts this rank's targets."""
-    own_examples, shares = training.own_examples, seen.shares
-    shares["evaluation"] = 0
+def _evaluate(training: Training, seen: Seen) -> None:
+    """Evaluate the whole set, in which this rank's targets are counted, and each of its batches."""
+    own_examples, shares, batches = training.own_examples, [], evaluation_set(training.sizes.sequence)
 
     def counting(batch: Batch) -> Batch:
         share = own_examples(batch)
-        shares["evaluation"] += counted(share[1])
+        shares.append(counted(share[1]))
         return share
 
     vars(training)["own_examples"] = counting
-    return training.evaluate(evaluation_set(training.sizes.sequence))
+    seen.evaluations = [training.evaluate(each) for each in (batches, *([batch] for batch in batches))]
+    seen.shares["evaluation"] = sum(shares[: len(batches)])
 
 
 def _on_routers(training: Training, seen: Seen) -> Iterator[Any]:
@@ -193,8 +205,17 @@ def training_of(
 ) -> Training:
     """This rank's training of `model`, or of a new one, with the row's layout and options."""
     options = {**row.options, **changed}
-    model = whole_model(**options) if model is None else model
+    model = first_model(Options(**options)) if model is None else model
     return Training(model, mesh_of(communicator, **row.layout), **options)
+
+
+def first_model(options: Options) -> gpt.GPT:
+    """The whole model; biases and norms are not at zero and one, where what is done wrong with them would not show."""
+    model, generator = whole_model(**vars(options)), torch.Generator().manual_seed(options.seed)
+    for each in () if options.initialise else model.parameters():
+        if each.dim() == 1:
+            each.data += 0.1 * torch.randn(each.shape, generator=generator, dtype=each.dtype)
+    return model
 
 
 def first_gradients(row: Row) -> gpt.GPT:
@@ -206,7 +227,7 @@ def first_gradients(row: Row) -> gpt.GPT:
 def one_process(options: tuple[tuple[str, Any], ...], steps: int) -> tuple[list[float], gpt.GPT]:
     """Losses of `steps` steps in one process without dropout, and the first step's gradients as a model."""
     chosen, losses, gradients = Options(**dict(options)), [], None
-    model = whole_model(**{**vars(chosen), "dropout": 0.0})
+    model = first_model(replace(chosen, dropout=0.0))
     kinds: Any = {"adam": torch.optim.Adam, "sgd": functools.partial(torch.optim.SGD, momentum=0.9)}
     optimizer = kinds[chosen.optimizer](model.parameters(), lr=chosen.learning_rate)
     for layer in model.modules():
