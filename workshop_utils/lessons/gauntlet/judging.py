@@ -88,7 +88,7 @@ def _numbers(seen: Sequence[Seen]) -> list[str]:
 
 
 def _shares(row: Row, seen: Sequence[Seen]) -> list[str]:
-    """Whether replicas' targets are not all that there are, trained on or evaluated."""
+    """Whether replicas' targets are not all that there are, or an evaluation is not the mean of its parts'."""
     sequence = Options(**row.options).sequence
     parts = [watching.counted(targets) for _, targets in watching.evaluation_set(sequence)]
     expected = {"batch": watching.counted(watching.batch_of(0, sequence)[1]), "evaluation": sum(parts)}
@@ -96,7 +96,11 @@ def _shares(row: Row, seen: Sequence[Seen]) -> list[str]:
     for name, number in expected.items():
         total = sum(share for _, share in {(each.replica, each.shares[name]) for each in seen})
         found += [] if total == number else [f"ranks take {total} targets of the {name}, not {number}"]
-    return found
+    whole, *means = known(seen, "evaluations")
+    mean = np.average(means, weights=parts)
+    return found + (
+        [] if abs(whole / mean - 1) <= TOLERANCE else [f"an evaluation is {whole}, its parts' {mean}"]
+    )
 
 
 def _masks(seen: Sequence[Seen]) -> list[str]:
