@@ -126,7 +126,7 @@ def placements(row: Row, _: Sequence[Seen]) -> Findings:
 
 
 def sent(row: Row, seen: Sequence[Seen]) -> Findings:
-    """Whether ranks have sent other than the closed forms of their layout say."""
+    """Whether ranks have sent less than the closed forms of their layout say. More may be slow, and right."""
     groups: dict[tuple[int, ...], dict[int, list[Tensor]]] = defaultdict(dict)
     for each in seen:
         ranks, place = each.sharing
@@ -138,7 +138,7 @@ def sent(row: Row, seen: Sequence[Seen]) -> Findings:
     options = Options(**row.options)
     expected = round(bytes_sent(row.layout, options, watching.batch_of(0, options.sequence), kept))
     total = sum(each.nbytes for each in seen)
-    return [f"ranks sent {total:,} bytes, not {expected:,}"] if total != expected else []
+    return [f"ranks sent {total:,} bytes, not {expected:,}"] if total < expected else []
 
 
 def known(seen: Sequence[Seen], name: str) -> list[float]:

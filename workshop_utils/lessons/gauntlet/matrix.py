@@ -13,7 +13,7 @@ more is one more entry of CHECKS:
 | gradients | a parameter's gradient is not one process's in the first step |
 | invariants | ranks contradict each other, or a resumed run one that went on; there is no reference |
 | types | `spmd_types` rejects the bug, restated for it |
-| bytes | ranks have sent other than the closed forms of their layout say |
+| bytes | ranks have sent less than the closed forms of their layout say |
 
 Dropout is off where a run is compared with one process's.
 """
