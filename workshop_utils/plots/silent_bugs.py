@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import textwrap
 from collections.abc import Mapping, Sequence
 
 import numpy as np
@@ -36,8 +37,8 @@ def matrix(table: pd.DataFrame, false_alarms: Mapping[str, int] | None = None, r
     table = table.sort_values("class", kind="stable")
     checks = [name for name in table.columns if name != "class"]
     caught = {name: int((table[name] == "caught").sum()) for name in checks}
-    height = 1.9 + 0.225 * len(table) + 0.3 * bool(false_alarms)
-    drawn, axes = style.figure(8.4, height, layout="constrained")
+    height = 1.6 + 0.2 * len(table) + 0.3 * bool(false_alarms)
+    drawn, axes = style.figure(8.8, height, layout="constrained")
     for column, name in enumerate(checks):
         _column(axes, column, list(table[name]))
         words = f"{CHECKS.get(name, name)}\n{caught[name]} of {len(table)}"
@@ -53,8 +54,8 @@ def matrix(table: pd.DataFrame, false_alarms: Mapping[str, int] | None = None, r
         )
         style.rows(axes, [name.replace("_", " ") for name in names], (len(table) + 0.8, -0.5), places)
     _classes(axes, list(table["class"]), len(checks))
-    axes.set(xticks=[], xlim=(-0.6, len(checks) + 2.6))
-    axes.tick_params(axis="y", length=0, labelsize=9)
+    axes.set(xticks=[], xlim=(-0.6, len(checks) + 3.4))
+    axes.tick_params(axis="y", length=0, labelsize=8.5)
     axes.grid(visible=False)
     axes.spines[:].set_visible(False)
     best = max(checks, key=lambda name: caught[name])
@@ -79,7 +80,7 @@ def _column(axes: Axes, column: int, verdicts: Sequence[str]) -> None:
     for kind, (marker, face, edge) in {**looks, "error": ("x", WRONG, WRONG)}.items():
         own = rows[kinds == kind]
         axes.plot(
-            np.full(len(own), column), own, marker, markersize=8, markerfacecolor=face, markeredgecolor=edge
+            np.full(len(own), column), own, marker, markersize=7.5, markerfacecolor=face, markeredgecolor=edge
         )
 
 
@@ -88,9 +89,8 @@ def _classes(axes: Axes, classes: Sequence[str], right: float) -> None:
     first = [row for row in range(len(classes)) if row == 0 or classes[row] != classes[row - 1]]
     for row, end in zip(first, [*first[1:], len(classes)], strict=True):
         axes.axhline(row - 0.5, color=style.FAINT, linewidth=0.8, zorder=0)
-        axes.text(
-            right - 0.3, (row + end - 1) / 2, classes[row], va="center", fontsize=8.5, color=style.QUIET
-        )
+        words = textwrap.fill(classes[row], 36 if end - row > 1 else 60)
+        axes.text(right - 0.4, (row + end - 1) / 2, words, va="center", fontsize=8, color=style.QUIET)
 
 
 def curves(runs: Mapping[str, Sequence[float]]) -> Figure:
