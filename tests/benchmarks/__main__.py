@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterator
 
 import communication
 import favourite
+import gauntlet
 import launching
 import running
 import scale_model
@@ -34,6 +35,7 @@ BENCHMARKS: dict[str, Callable[[bool], Iterator[Row]]] = {
     "pipelines": communication.pipelines,
     "attention": communication.attention,
     "experts": favourite.experts,
+    "gauntlet": gauntlet.caught,
     "sharded_memory": communication.sharded_memory,
     "emulation": scale_model.emulation,
     "published": scale_model.published,
