@@ -16,7 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-EPSILON = 2.0**-52  # float64's
+LONG = 3.0  # a gradient is longer than most limits of clipping
 MARGIN = 100  # between what rounding does in one process and what is called wrong
 
 Batch = tuple[Tensor, ...]
@@ -25,7 +25,8 @@ Batch = tuple[Tensor, ...]
 class Reference:
     """One process. Vectors have the model's numbers end to end, in the order of `named_parameters`.
 
-    Every weight is moved by about 0.05 first: biases of zero and norms of one would hide mistakes.
+    Weights are moved at random first, until the gradient is so long that clipping acts: biases of zero and norms of one
+    would hide mistakes.
 
     Args:
         build, loss, batch, seed: as in `verify.verify`.
@@ -34,6 +35,7 @@ class Reference:
         model, still: the whole model, and without dropout.
         first: the weights as they were built.
         loss, gradient: of the first step, without dropout.
+        epsilon: of the loss's dtype.
         loss_tolerance, tolerance: by how much right ones may differ.
         names, sizes: of the parameters.
         numbers, weights, weights_tolerance: what two updates make, once one rank has taken them.
@@ -50,6 +52,10 @@ class Reference:
         seed: int,
     ) -> None:
         self.seed, self._loss = seed, loss
+        if not isinstance(batch, tuple | list) or not all(isinstance(each, Tensor) for each in batch):
+            raise ValueError(
+                f"batch is a {type(batch).__name__}; it must be a tuple of tensors, examples in dimension 0"
+            )
         self.batch = tuple(each.double() if each.is_floating_point() else each for each in batch)
         self.model, other = self._seeded(build), self._seeded(build)
         pairs = zip(self.model.state_dict().items(), other.state_dict().values(), strict=True)
@@ -57,19 +63,20 @@ class Reference:
             right = "draw it from PyTorch's generator, or seed yours in build"
             raise ValueError(f"build gives other numbers for {random[0]} each time, with one seed; {right}")
         self.first = flat(self.model.parameters())
-        for each in self.model.parameters():
-            each.data += 0.05 * torch.randn(each.shape, dtype=torch.float64)
-        self.still = copy.deepcopy(self.model)
-        for each in dropouts(self.still):
-            each.p = 0.0
-        self.names = [name for name, _ in self.still.named_parameters()]
-        self.sizes = [each.numel() for each in self.still.parameters()]
-        self.loss, self.gradient = self.differentiated(self.still, self.batch)
+        self.names = [name for name, _ in self.model.named_parameters()]
+        self.sizes = [each.numel() for each in self.model.parameters()]
+        for deviation in (0.05, 0.2, 0.5):
+            for each in self.model.parameters():
+                each.data += deviation * torch.randn(each.shape, dtype=torch.float64)
+            self.still = _without_dropout(self.model)
+            self.loss, self.gradient = self.differentiated(self.still, self.batch)
+            if self.gradient.norm() > LONG:
+                break
         self._refuse()
         moved = [self.differentiated(self.moved(draw), self.batch) for draw in range(3)]
         moved.append(self.differentiated(self.still, self.flipped))
         off = max(abs(value - self.loss) for value, _ in moved)
-        self.loss_tolerance = MARGIN * max(off, EPSILON * abs(self.loss))
+        self.loss_tolerance = MARGIN * max(off, self.epsilon * abs(self.loss))
         self.tolerance = self.tolerance_of(self.gradient, [each for _, each in moved])
         self.numbers: dict[str, tuple[float | None, float]] = {}
         self.weights: Tensor | None = None
@@ -81,16 +88,21 @@ class Reference:
 
     def _refuse(self) -> None:
         """What cannot be compared."""
-        again = self._loss(self.still, self.batch).item()
+        again, _ = self.differentiated(self.still, self.batch)
         if again != self.loss:
-            right = "nn.Dropouts are off already: switch off what else is random"
+            right = "dropout layers are off already: switch off what else is random"
             raise ValueError(f"loss is {self.loss:.9g}, then {again:.9g} for the same batch; {right}")
-        twice = self._loss(self.still, tuple(torch.cat([each, each]) for each in self.batch)).item()
-        if not math.isclose(twice, self.loss, rel_tol=1e-9):
+        twice, _ = self.differentiated(self.still, tuple(torch.cat([each, each]) for each in self.batch))
+        if not math.isclose(twice, self.loss, rel_tol=max(1e-9, 10 * self.epsilon)):
             right = "it must be a mean, of which ranks can have parts"
             raise ValueError(f"loss is {self.loss:.6g}, and {twice:.6g} with every example twice; {right}")
         if not self.gradient.any():
             raise ValueError("batch gives no parameter a gradient; two dead models are always equal")
+
+    @property
+    def idle(self) -> list[str]:
+        """Parameters with numbers that have no gradient."""
+        return self.owners((self.gradient == 0).nonzero())
 
     @property
     def flipped(self) -> Batch:
@@ -105,24 +117,27 @@ class Reference:
 
     def differentiated(self, model: nn.Module, *parts: Batch) -> tuple[float, Tensor]:
         """The mean of the losses of these parts, and its gradient."""
-        model.zero_grad()
-        loss = torch.stack([self._loss(model, part) for part in parts]).mean()
+        model = copy.deepcopy(model)  # what a forward pass leaves behind is gone with it
+        try:
+            loss = torch.stack([self._loss(model, part) for part in parts]).mean()
+        except RuntimeError as error:
+            raise ValueError(f"loss cannot be computed with build's model in float64: {error}") from error
         loss.backward()
-        return loss.item(), flat(
-            torch.zeros_like(p) if p.grad is None else p.grad for p in model.parameters()
-        )
+        self.epsilon = torch.finfo(loss.dtype).eps
+        gradients = (torch.zeros_like(p) if p.grad is None else p.grad for p in model.parameters())
+        return loss.item(), flat(gradients)
 
     def moved(self, draw: int) -> nn.Module:
         """Each weight one bit larger or smaller."""
         model, generator = copy.deepcopy(self.still), torch.Generator().manual_seed(draw)
         for each in model.parameters():
             sign = torch.randint(2, each.shape, generator=generator).double() * 2 - 1
-            each.data *= 1 + EPSILON * sign
+            each.data *= 1 + self.epsilon * sign
         return model
 
     def tolerance_of(self, right: Tensor, others: Sequence[Tensor]) -> Tensor:
         """For each number, by its parameter."""
-        off = [torch.stack([(each - right).abs() for each in others]).amax(0), EPSILON * right.abs()]
+        off = [torch.stack([(each - right).abs() for each in others]).amax(0), self.epsilon * right.abs()]
         return MARGIN * self.largest(torch.stack(off).amax(0))
 
     def largest(self, numbers: Tensor) -> Tensor:
@@ -141,7 +156,7 @@ class Reference:
         self.weights, self.weights_tolerance = weights, self.tolerance_of(weights, [moved])
         for name, value in numbers.items():
             one, other = value or 0.0, others[name] or 0.0
-            self.numbers[name] = value, MARGIN * max(abs(one - other), EPSILON * abs(one))
+            self.numbers[name] = value, MARGIN * max(abs(one - other), self.epsilon * abs(one))
 
     def numbered(self) -> nn.Module:
         """The model with the weights 1, 2, 3, …"""
@@ -174,7 +189,24 @@ def flat(tensors: Iterable[Tensor]) -> Tensor:
     return torch.cat([each.detach().flatten() for each in tensors])
 
 
-def dropouts(model: nn.Module) -> list[Any]:
-    """The model's layers of dropout."""
+def has_dropout(model: nn.Module) -> bool:
+    """Whether one of its layers drops something."""
+    layers: Iterable[Any] = model.modules()
+    return any(_is_dropout(each) and each.p > 0 for each in layers)
+
+
+def _is_dropout(layer: Any) -> bool:
     kinds = nn.Dropout, nn.Dropout1d, nn.Dropout2d, nn.Dropout3d, nn.AlphaDropout, nn.FeatureAlphaDropout
-    return [each for each in model.modules() if isinstance(each, kinds)]
+    return isinstance(layer, kinds)
+
+
+def _without_dropout(model: nn.Module) -> nn.Module:
+    """A copy that drops nothing."""
+    model = copy.deepcopy(model)
+    layer: Any
+    for layer in model.modules():
+        if _is_dropout(layer):
+            layer.p = 0.0
+        elif isinstance(getattr(layer, "dropout", None), float):  # of nn.MultiheadAttention, nn.LSTM
+            layer.dropout = 0.0
+    return model

@@ -16,7 +16,7 @@ stop the learning. So make everything small, seed it, compute in float64, and co
 | of each direction by itself | belongs to this direction |
 | of two, and of all | belongs to their composition |
 
-Once a cut fails, those that contain it are left out.
+Where a cut is wrong, those that contain it are not tried.
 
 **Who holds what** is measured, not told: `make` is first given a model whose weights are their own numbers, 1, 2, 3 and
 so on. What a rank's part then contains says which numbers of the whole model it has, whatever cut them.
@@ -30,36 +30,27 @@ For PyTorch's DDP, FSDP2 and DTensor leave `communicator` out and pass `mesh=dev
 from __future__ import annotations
 
 import copy
-import inspect
 import itertools
 import json
 import math
-import sys
-import sysconfig
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from functools import cache
-from pathlib import Path
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 from torch import Tensor, nn
-from torch.nn import functional
-from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import keystr, tree_flatten_with_path
 
 from workshop_utils.comm.communicator import Communicator
 from workshop_utils.comm.over_torch import TorchCommunicator
 from workshop_utils.comm.ring import ring_all_reduce
 from workshop_utils.comm.subset import Subset
+from workshop_utils.parallel import diagnosis
 from workshop_utils.parallel.mesh import mesh_of
-from workshop_utils.parallel.reference import Batch, Reference, dropouts
+from workshop_utils.parallel.reference import Batch, Reference, has_dropout
 
 FOLLOWS = "other examples count, or count differently"  # or the loss is wrong already
-FLOAT32 = 1e-6  # an error below it, relative, may be float32's rounding
-
-Output = tuple[str, nn.Module, Tensor]  # a layer's name, the layer, the rows that it gave
+ALONE = "first weights", "evaluation", "dropout", "restart", "precision"  # these make no other cut wrong
 
 
 class Finding(NamedTuple):
@@ -150,13 +141,15 @@ def verify(
     """
     everybody = communicator or TorchCommunicator()
     whole = Reference(build, loss, batch, seed)
-    findings: list[Finding] = []
-    tried, left_out, failed = list[str](), list[str](), list[set[str]]()
+    idle = f"numbers of {', '.join(whole.idle[:3])} without a gradient, as of tokens that batch does not have"
+    findings, tried, left_out = list[Finding](), list[str](), list[str]()
+    failed = list[tuple[set[str], Finding]]()  # directions, and what is wrong where they are cut
     for cut in _cuts(layout, everybody.size, mesh):
         names = {name for name, size in cut.items() if size > 1}
         shown = " × ".join(f"{name} {size}" for name, size in cut.items() if size > 1) or "one rank"
-        if wrong := [each for each in failed if each <= names]:
-            left_out.append(f"{shown}, since {' × '.join(sorted(wrong[0])) or 'one rank'} is wrong")
+        inner = [each for cut_by, each in failed if cut_by <= names]
+        if wrong := [each.cut for each in inner if each.check not in ALONE]:
+            left_out.append(f"{shown}, since {wrong[0]} is wrong")
             continue
         count = _ranks_of(cut, mesh)
         first = everybody.rank // count * count
@@ -168,13 +161,15 @@ def verify(
                 raise
             left_out.append(f"{shown}: {error}")
             continue
-        found = [Finding(*each) for rank in _gathered(everybody, compared.findings()) for each in rank]
-        if found:
-            failed.append(names)
-            findings += _merged(shown, found, whole)
+        by_rank = _gathered(everybody, compared.findings())
+        known = {(each.check, each.kind) for each in inner}
+        found = _merged(shown, [each for rank in by_rank for each in map(Finding._make, rank)], whole)
+        found = [each for each in found if (each.check, each.kind) not in known]
+        failed += [(names, each) for each in found]
+        findings += found
         tried.append(shown)
         left_out += compared.left_out if not names else []
-    return Report(tuple(findings), tuple(tried), tuple(left_out))
+    return Report(tuple(findings), tuple(tried), (*left_out, *[idle] * bool(whole.idle)))
 
 
 def _ranks_of(cut: Mapping[str, int], mesh: Callable[..., Any]) -> int:
@@ -220,6 +215,8 @@ class _Compared:
         self, whole: Reference, make: Callable[[nn.Module, Any], Any], mesh: Any, ranks: Communicator
     ) -> None:
         self.whole, self.ranks, self.left_out = whole, ranks, list[str]()
+        self.saved: Any = None
+        self.third: float | None = None
 
         def made(model: nn.Module) -> Any:
             torch.manual_seed(whole.seed)
@@ -234,20 +231,17 @@ class _Compared:
         found = self._weights()
         if any(_gathered(self.ranks, bool(found))):
             return found
-        for checks in (
-            (self._first_weights, self._evaluation, self._gradients, self._masks),
-            (self._updates,),
-            (self._restart,),
-        ):
-            found = [each for check in checks for each in check()]
-            if any(_gathered(self.ranks, bool(found))):
+        at_once = self._first_weights, self._evaluation, self._gradients, self._masks
+        for checks in (at_once, (self._updates,), (self._restart,)):
+            found += [each for check in checks for each in check()]
+            if any(_gathered(self.ranks, any(each.check not in ALONE[:-1] for each in found))):
                 break
         return found
 
     def _finding(
         self, check: str, kind: str, where: Any, off: float = 0, limit: float = 0, names: Any = ()
     ) -> Finding:
-        line = where if isinstance(where, str) else _line_of(where)
+        line = where if isinstance(where, str) else diagnosis.line_of(where)
         return Finding("", check, (*names,), (self.ranks.rank,), off, limit, kind, line)
 
     def _weights(self) -> list[Finding]:
@@ -255,14 +249,12 @@ class _Compared:
         where, size = type(self.training), len(self.whole.gradient)
         drawn = [name for name, each in self.numbers.items() if (each != each.round().clamp(1, size)).any()]
         if any(_gathered(self.ranks, drawn)):
-            kind = "make does not keep the weights that it is given: it draws, scales or rounds them"
+            kind = "make does not keep the weights that it is given: it draws, scales, rounds or adds some"
             return [self._finding("weights", kind, where, names=drawn)] if drawn else []
         self.places = {name: each.long() - 1 for name, each in self.numbers.items()}
         self.held = self._summed({name: torch.ones_like(each) for name, each in self.numbers.items()})
-        lost = self.whole.owners((self.held == 0).nonzero())
-        return (
-            [self._finding("weights", "no rank has all of their numbers", where, names=lost)] if lost else []
-        )
+        lost, kind = self.whole.owners((self.held == 0).nonzero()), "no rank has all of their numbers"
+        return [self._finding("weights", kind, where, names=lost)] if lost else []
 
     def _first_weights(self) -> list[Finding]:
         """Whether ranks that draw their own weights draw those of one process."""
@@ -273,18 +265,14 @@ class _Compared:
         training.initialise()
         weights, first = _parameters(training), self.whole.first
         wrong = self._wrong(weights, first, 1e-12 + torch.zeros_like(first))
-        drawn = {
-            name: [float(each.sum()), int(self.places[name][0])]
-            for name, each in weights.items()
-            if len(each)
-        }
-        others = [*itertools.chain.from_iterable(each.values() for each in _gathered(self.ranks, drawn))]
+        drawn = [
+            (float(each.sum()), int(self.places[name][0])) for name, each in weights.items() if len(each)
+        ]
+        others = [tuple(each) for rank in _gathered(self.ranks, drawn) for each in rank]
         if not wrong:
             return []
         kind = "not those that one process draws"
-        if any(
-            drawn[name][0] == value and drawn[name][1] != place for name in wrong for value, place in others
-        ):
+        if any(value == ours and other != place for ours, place in drawn for value, other in others):
             kind = "ranks draw the same numbers for different parts of it"
         names = self.whole.owners(torch.cat([self.places[name] for name in wrong]))
         return [self._finding("first weights", kind, training.initialise, max(wrong.values()), 1e-12, names)]
@@ -295,10 +283,17 @@ class _Compared:
             self.left_out.append("evaluation: there is no evaluate")
             return []
         whole, short = self.whole, tuple(each[:-1] for each in self.whole.batch)
-        value, right = self.training.evaluate([whole.batch, short]), whole.mean_loss(whole.batch, short)
-        limit = whole.loss_tolerance
+        modes = [each.training for each in self.training.module.modules()]
+        value, right = (
+            _number(self.training.evaluate([whole.batch, short])),
+            whole.mean_loss(whole.batch, short),
+        )
+        limit, where, found = whole.loss_tolerance, self.training.evaluate, list[Finding]()
+        if modes != [each.training for each in self.training.module.modules()]:
+            kind = "layers are left in evaluation mode, or come out of it: the next step has other dropout"
+            found.append(self._finding("evaluation", kind, where))
         if value is None or abs(value - right) <= limit:
-            return []
+            return found
         kind = FOLLOWS
         if abs(value - (whole.mean_loss(whole.batch) + whole.mean_loss(short)) / 2) <= limit:
             kind = "batches count alike, although they hold unequally much"
@@ -306,81 +301,108 @@ class _Compared:
             filled = [tuple(_filled(each, count) for each in batch) for batch in (whole.batch, short)]
             if abs(value - whole.mean_loss(*filled)) <= limit:
                 kind = f"examples that were repeated, to make a multiple of {count}, count twice"
-        where = self.training.evaluate
-        return [self._finding("evaluation", kind, where, abs(value / right - 1), limit / abs(right))]
+        if abs(value / right - 1) <= diagnosis.FLOAT32:
+            kind = diagnosis.ROUNDED
+        return [*found, self._finding("evaluation", kind, where, abs(value / right - 1), limit / abs(right))]
 
     def _gradients(self) -> list[Finding]:
         """Loss and gradients of one step."""
         whole, found = self.whole, list[Finding]()
-        loss = self.training.step(whole.batch)
+        for _ in range(2):  # the second time, too: gradients are to be cleared before
+            loss = _number(self.training.step(whole.batch))
         gradients = _parameters(self.training, of_gradients=True)
         if loss is None and self.ranks.size == 1:
             self.left_out.append("loss: step returns none")
-        loss = whole.loss if loss is None else float(loss)
+        known = [each for each in _gathered(self.ranks, loss) if each is not None]
+        loss = whole.loss if loss is None else loss
         wrong = self._wrong(gradients, whole.gradient, whole.tolerance)
-        is_loss_wrong = not abs(loss - whole.loss) <= whole.loss_tolerance
+        off, limit = abs(loss / whole.loss - 1), whole.loss_tolerance / abs(whole.loss)
+        is_rounded = limit < off <= diagnosis.FLOAT32
+        if is_rounded:
+            found.append(
+                self._finding("precision", f"the loss is {diagnosis.ROUNDED}", self.training.step, off, limit)
+            )
+        is_loss_wrong = not off <= limit and not is_rounded
         forward = any(_gathered(self.ranks, is_loss_wrong))
         if not forward and not any(_gathered(self.ranks, bool(wrong))):
-            return []
-        total = self._summed(gradients)
-        module, layer = self._first_wrong_module() if forward else ("", "")
-        line = layer or self._last_change(wrong)
+            return found
+        total, line = self._summed(gradients), ""
+        layer, line = self._first_wrong_layer() if forward else ("", "")
+        nearest = max(wrong, key=lambda name: int(self.places[name].max()), default=None)
+        changed = diagnosis.last_change(self.training, whole.batch, nearest)
+        line = line or diagnosis.line_of_layers(self.training, wrong) or changed
         if is_loss_wrong:
-            limit = whole.loss_tolerance / abs(whole.loss)
-            kind = self._kind_of_loss(loss, module)
-            found.append(self._finding("loss", kind, line, abs(loss / whole.loss - 1), limit))
-        limits = whole.tolerance / whole.largest(whole.gradient)
-        owners = {owner for name in wrong for owner in whole.owners(self.places[name])}
-        owners = {owner for rank in _gathered(self.ranks, sorted(owners)) for owner in rank}
-        last = max((whole.names.index(owner) for owner in owners), default=0)
-        way = " and ".join(
-            ["right back to " + each for each in whole.names[last + 1 : last + 2]]
-            + [f"wrong from {whole.names[last]} on"]
-        )
+            kind = diagnosis.kind_of_loss(whole, loss, layer)
+            if len({*known}) > 1 and abs(sum(known) / len(known) - whole.loss) <= whole.loss_tolerance:
+                kind = "step returns the loss of each rank's share: the mean of these is right"
+            found.append(self._finding("loss", kind, line, off, limit))
+        way, limits = self._way_back(wrong), whole.tolerance / whole.largest(whole.gradient)
         for name, error in wrong.items():
             places = self.places[name]
-            kind = self._kind_of_gradient(gradients[name], places, total)
+            kind = diagnosis.kind_of_gradient(
+                whole, places, gradients[name], self.held[places], total[places]
+            )
             if kind or not forward:  # otherwise it follows from the loss
-                kind = kind or f"the loss is right, and so is the forward pass; gradients are {way}"
                 limit = limits[places].max().item()
-                found.append(self._finding("gradient", kind, line, error, limit, whole.owners(places)))
+                check = "precision" if kind == diagnosis.ROUNDED else "gradient"
+                found.append(self._finding(check, kind or way, line, error, limit, whole.owners(places)))
         return found
+
+    def _first_wrong_layer(self) -> tuple[str, str]:
+        """Of all ranks, and its line."""
+        found, whole = diagnosis.first_wrong_layer(self.whole, self.training, self.places), self.whole
+        own: tuple[int, str, str] = len(whole.names), "", ""
+        if found:
+            name, layer, _ = found
+            number = next(number for number, each in enumerate(whole.names) if each.startswith(name))
+            own = number, name, diagnosis.line_of(type(layer).forward)
+        _, name, line = min(map(tuple, _gathered(self.ranks, own)))
+        return name, line
+
+    def _way_back(self, wrong: Iterable[str]) -> str:
+        """How far gradients are right on any rank."""
+        owners = {self.whole.owners(self.places[name])[-1] for name in wrong}
+        names = self.whole.names
+        last = max(
+            (names.index(each) for rank in _gathered(self.ranks, [*owners]) for each in rank), default=0
+        )
+        until = f"right back to {names[last + 1]}, and " if last + 1 < len(names) else ""
+        return f"the loss is right, so the forward pass is; gradients are {until}wrong from {names[last]} on"
 
     def _masks(self) -> list[Finding]:
         """Whether equal activations lose equal places, and others others, over two steps with dropout."""
-        if not any(each.p for each in dropouts(self.whole.model)):
+        if not has_dropout(self.whole.model):
             self.left_out.append("random states: the model has no nn.Dropout")
             return []
-        whole, masks, training = self.whole, _Masks(), self.made(self.whole.model)
-        has_state = hasattr(training, "state_dict") and hasattr(training, "load_state_dict")
+        whole, masks, again = self.whole, diagnosis.Masks(), diagnosis.Masks()
+        training = self.made(whole.model)
         with masks:
             training.step(whole.batch)
             if hasattr(training, "update"):
                 training.update()
-        state, first = (
-            copy.deepcopy(training.state_dict()) if has_state else {},
-            [mask for _, mask in masks.seen],
-        )
-        with masks:
-            training.step(whole.flipped)
-        again = _Masks()
-        if has_state:
-            (restarted := self.made(whole.model)).load_state_dict(state)
+        first, state = masks.lost, torch.get_rng_state()
+        if hasattr(training, "load_state_dict"):
+            restarted = self.made(whole.model)
+            restarted.load_state_dict(copy.deepcopy(training.state_dict()))
             with again:
                 restarted.step(whole.flipped)
-        of_input, of_mask = dict[float, dict[int, list[str]]](), dict[str, set[float]]()
-        for rank, seen in enumerate(_gathered(self.ranks, masks.seen)):
-            for key, mask in seen:
-                of_input.setdefault(key, {}).setdefault(rank, []).append(mask)
-                of_mask.setdefault(mask, set()).add(key)
+        torch.set_rng_state(state)
+        with masks:
+            training.step(whole.flipped)
+        by_rank, keys_of = list[dict[float, list[str]]](), dict[str, set[float]]()
+        for seen in _gathered(self.ranks, masks.seen):
+            by_rank.append({})
+            for key, places in seen:
+                by_rank[-1].setdefault(key, []).append(places)
+                keys_of.setdefault(places, set()).add(key)
         found = []
-        if any(len({*map(tuple, each.values())}) > 1 for each in of_input.values()):
-            found.append("ranks with the same activations drop different ones: they need one random state")
-        if first and [mask for _, mask in again.seen] == first:
-            found.append(
-                "after a restart the first steps' random numbers come again: the random state is not saved"
-            )
-        if any(len(keys) > 1 for keys in of_mask.values()):
+        for one, other in itertools.combinations(by_rank, 2):  # those that have most activations in common
+            shared = one.keys() & other.keys()
+            if 2 * len(shared) >= min(len(one), len(other)) and any(one[key] != other[key] for key in shared):
+                found = ["ranks with the same activations drop different ones: they need one random state"]
+        if first and again.lost == first:
+            found.append("a restart draws the first step's random numbers again: their state is not saved")
+        if any(len(keys) > 1 for keys in keys_of.values()):
             found.append("different activations lose the same places: they need random states of their own")
         return [self._finding("dropout", kind, training.step) for kind in found]
 
@@ -427,15 +449,15 @@ class _Compared:
 
     def _run(self, training: Any) -> tuple[dict[str, float | None], dict[str, Tensor], Any]:
         """Two steps with their updates: what they returned, the weights, and the state between them."""
-        numbers: dict[str, float | None] = {
-            "loss": training.step(self.whole.batch),
-            "norm": training.update(),
-        }
+        whole, numbers = self.whole, dict[str, float | None]()
+        numbers["loss"], numbers["norm"] = _number(training.step(whole.batch)), _number(training.update())
         state = copy.deepcopy(training.state_dict()) if hasattr(training, "state_dict") else None
-        numbers["second loss"], numbers["second norm"] = training.step(self.whole.flipped), training.update()
+        numbers["second loss"] = _number(training.step(whole.flipped))
+        numbers["second norm"] = _number(training.update())
         weights = _parameters(training)
         if hasattr(training, "evaluate"):
-            numbers["evaluation after two updates"] = training.evaluate([self.whole.batch])
+            numbers["evaluation after two updates"] = _number(training.evaluate([whole.batch]))
+            self.third = _number(training.step(whole.batch))
         return numbers, weights, state
 
     def _restart(self) -> list[Finding]:
@@ -446,7 +468,7 @@ class _Compared:
         whole, again = self.whole, self.made(self.whole.still)
         again.load_state_dict(copy.deepcopy(self.saved))
         loaded, saved = (tree_flatten_with_path(each)[0] for each in (again.state_dict(), self.saved))
-        lost = [path for path, each in saved if not _equal(each, dict(loaded).get(path))]
+        lost = [path for path, each in saved if not diagnosis.equal(each, dict(loaded).get(path))]
         again.step(whole.flipped)
         again.update()
         wrong = self._wrong(
@@ -454,9 +476,17 @@ class _Compared:
         )
         if hasattr(again, "evaluate"):
             right, limit = whole.numbers.get("evaluation after two updates", (None, 0.0))
-            value = again.evaluate([whole.batch])
+            third, value = _number(again.step(whole.batch)), _number(again.evaluate([whole.batch]))
             if value is not None and right is not None and not abs(value - right) <= limit:
                 wrong[""] = abs(value / right - 1)
+            if (
+                not wrong
+                and third is not None
+                and self.third is not None
+                and not abs(third - self.third) <= limit
+            ):
+                kind = "an evaluation changes what the training goes on with"
+                return [self._finding("evaluation", kind, again.evaluate, abs(self.third / third - 1), limit)]
         if not wrong:
             return []
         kind = (
@@ -484,126 +514,6 @@ class _Compared:
                 errors[name] = (off / largest[places]).max().item()
         return errors
 
-    def _kind_of_loss(self, loss: float, module: str) -> str:
-        whole = self.whole
-        for count, value, _ in whole.unequal:
-            if abs(loss - value) <= whole.loss_tolerance:
-                return f"{count} parts of the batch count alike, although they hold unequally much"
-        if factor := _factor(loss / whole.loss):
-            return factor
-        if module:
-            return f"{module} is the first layer with another output"
-        return "the layers' outputs are right: what is made of them is not"
-
-    def _kind_of_gradient(self, own: Tensor, places: Tensor, total: Tensor) -> str:
-        """What would explain this rank's numbers; "" if nothing does."""
-        whole, held = self.whole, self.held[places]
-        right, limit, together = whole.gradient[places], whole.tolerance[places], total[places]
-
-        def explains(value: Tensor, expected: Tensor = right) -> bool:
-            return bool(((value - expected).abs() <= limit * held).all())
-
-        if not explains(own, together / held):
-            if explains(together):
-                return "each rank has a part of a sum, and the parts were not added up"
-            if explains(together / held):
-                return "each rank has its own, and no mean was taken"
-        ratio = (own @ right / (right @ right)).item()
-        if explains(own / ratio if ratio else own) and (factor := _factor(ratio)):
-            return factor
-        for value in (own, together, together / held):
-            for count, _, gradient in whole.unequal:
-                if explains(value, gradient[places]):
-                    return f"{count} parts of the batch count alike, although they hold unequally much"
-        if (own - right).abs().max() <= FLOAT32 * right.abs().max():
-            return "as far off as float32 rounds: something is computed in less than float64"
-        return ""
-
-    def _first_wrong_module(self) -> tuple[str, str]:
-        """The first layer, of all ranks, with rows in its output that one process does not have; and its line."""
-        right, seen = list[Output](), list[Output]()
-        with _outputs(dict(self.whole.still.named_modules()), right):
-            self.whole.differentiated(self.whole.still, self.whole.batch)
-        layers = {}
-        for name, each in self.training.module.named_modules():
-            parts = [
-                self.places[f"{name}.{of}"]
-                for of, _ in each.named_parameters(recurse=False)
-                if f"{name}.{of}" in self.places
-            ]
-            if parts and len(together := torch.cat(parts)):
-                owners = [owner.split(".")[:-1] for owner in self.whole.owners(together)]
-                common = itertools.takewhile(lambda part: len({*part}) == 1, zip(*owners, strict=False))
-                layers[".".join(part[0] for part in common)] = each
-        with _outputs(layers, seen):
-            self.training.step(self.whole.batch)
-        wrong = (len(self.whole.names), "", "")
-        for name, layer, output in seen:
-            expected = [
-                rows for other, _, rows in right if other == name and rows.shape[1] == output.shape[1]
-            ]
-            if not expected or not len(output):
-                continue
-            off = torch.cdist(output, torch.cat(expected), p=math.inf).amin(dim=1).max()
-            if not off <= FLOAT32 * torch.cat(expected).abs().max():
-                first = next(i for i, each in enumerate(self.whole.names) if each.startswith(name))
-                wrong = first, name, _line_of(type(layer).forward)
-                break
-        _, module, line = min(map(tuple, _gathered(self.ranks, wrong)))
-        return module, line
-
-    def _last_change(self, wrong: Mapping[str, float]) -> str:
-        """The line after which the gradient nearest to the loss, of those wrong here, had its last value."""
-        parameters = dict(self.training.module.named_parameters())
-        watched = max(wrong, key=lambda name: int(self.places[name].max()), default=None)
-        before: list[Any] = [None, ""]  # the gradient, and the line that is being executed
-        line = ""
-
-        def look(frame: Any, _: str, __: Any) -> Any:
-            nonlocal line
-            gradient = parameters[watched].grad
-            now = None if gradient is None else _local(gradient.detach()).clone()
-            if not _equal(now, before[0]):
-                line, before[0] = before[1], now
-            lines = [_line_in(frame)]
-            while (frame := frame.f_back) and frame.f_code.co_filename != __file__:
-                lines += [_line_in(frame)] * _is_theirs(frame.f_code.co_filename)
-            before[1] = ", ".join(reversed(lines[:3]))
-            return look
-
-        def enter(frame: Any, event: str, argument: Any) -> Any:
-            return look(frame, event, argument) if _is_theirs(frame.f_code.co_filename) else None
-
-        tracing = sys.gettrace()
-        sys.settrace(enter if watched else tracing)
-        try:
-            self.training.step(self.whole.batch)
-        finally:
-            sys.settrace(tracing)
-        return line or _line_of(self.training.step)
-
-
-class _Masks(TorchFunctionMode):
-    """What is dropped: for each call a number that stands for the input, and the places that are lost."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.seen: list[tuple[float, str]] = []
-
-    def __torch_function__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        x = args[0].detach().clone() if function is functional.dropout else None
-        result = function(*args, **(kwargs or {}))
-        # Few places may be equal by chance. On CPUs DTensor draws the same for all its shards.
-        if x is not None and (kwargs or {}).get("training", True) and type(x) is Tensor and x.numel() >= 64:
-            key = x.double().flatten() @ torch.arange(x.numel(), dtype=torch.float64).cos()
-            places = np.packbits(((result == 0) & (x != 0)).numpy()).tobytes()
-            self.seen.append((float(f"{key:.8e}"), f"{tuple(x.shape)} {places.hex()}"))
-        return result
-
-
-def _local(tensor: Any) -> Any:
-    return tensor.to_local() if hasattr(tensor, "to_local") else tensor
-
 
 def _parameters(training: Any, of_gradients: bool = False) -> dict[str, Tensor]:
     """By name, this rank's numbers of each parameter, or of its gradient, in one row; zeros where there is none."""
@@ -614,28 +524,8 @@ def _parameters(training: Any, of_gradients: bool = False) -> dict[str, Tensor]:
             value = torch.zeros_like(value) if parameter.grad is None else parameter.grad.detach()
             if hasattr(value, "redistribute"):  # the optimizer would add up a Partial, too
                 value = value.redistribute(placements=parameter.placements)
-        values[name] = _local(value).reshape(-1).double().clone()
+        values[name] = diagnosis.local(value).reshape(-1).double().clone()
     return values
-
-
-@contextmanager
-def _outputs(layers: Mapping[str, nn.Module], into: list[Output]) -> Iterator[None]:
-    """Note what these layers give, with their names, as long as the block goes on."""
-
-    def noting(name: str) -> Callable[[nn.Module, Any, Any], None]:
-        def note(layer: nn.Module, _: Any, output: Any) -> None:
-            output = _local(output)
-            if isinstance(output, Tensor) and output.dim() > 1:
-                into.append((name, layer, output.detach().flatten(0, -2)))
-
-        return note
-
-    handles = [layer.register_forward_hook(noting(name)) for name, layer in layers.items()]
-    try:
-        yield
-    finally:
-        for each in handles:
-            each.remove()
 
 
 def _merged(cut: str, found: Sequence[Finding], whole: Reference) -> list[Finding]:
@@ -658,46 +548,10 @@ def _merged(cut: str, found: Sequence[Finding], whole: Reference) -> list[Findin
     return merged
 
 
-def _factor(ratio: float) -> str:
-    """In words, if it is a small whole number, or one divided by it."""
-    for count in range(2, 65):
-        if math.isclose(ratio, count, rel_tol=1e-9):
-            return f"{count} times too large: a sum where a mean belongs, or added up once too often"
-        if math.isclose(ratio, 1 / count, rel_tol=1e-9):
-            return f"{count} times too small: a mean where a sum belongs, or divided once too often"
-    return ""
+def _number(value: Any) -> float | None:
+    return None if value is None else float(diagnosis.local(value))
 
 
 def _filled(x: Tensor, count: int) -> Tensor:
     """With the first examples once more, until there are a multiple of `count`."""
     return torch.cat([x, x[: -len(x) % count]])
-
-
-def _equal(one: Any, other: Any) -> bool:
-    if isinstance(one, Tensor) and isinstance(other, Tensor):
-        return torch.equal(_local(one), _local(other))
-    return type(one) is type(other) and bool(one == other)
-
-
-def _line_of(function: Any) -> str:
-    function = inspect.unwrap(function)
-    try:
-        number = inspect.getsourcelines(function)[1]
-    except (OSError, TypeError):  # made in C, or typed at a prompt
-        return getattr(function, "__qualname__", repr(function))
-    return f"{Path(inspect.getsourcefile(function) or '').name}:{number or 1} in {function.__qualname__}"
-
-
-def _line_in(frame: Any) -> str:
-    return f"{Path(frame.f_code.co_filename).name}:{frame.f_lineno} in {frame.f_code.co_name}"
-
-
-@cache
-def _is_theirs(file: str) -> bool:
-    """Whether a line of it may be the mistake: neither Python's, nor an installed package's, nor a collective's."""
-    path = Path(file)
-    installed = [*map(Path, (sysconfig.get_path("stdlib"), sysconfig.get_path("purelib")))]
-    ours = Path(__file__), Path(__file__).parent.parent / "comm"
-    return (
-        not any(path.is_relative_to(each) for each in (*installed, *ours)) and path.suffix == ".py"
-    ) or "ipykernel" in path.name
