@@ -16,7 +16,7 @@ from workshop_utils.parallel import experts, gpt, tensor
 from workshop_utils.parallel.mesh import Mesh, mesh_of
 from workshop_utils.parallel.verify import Report, verify
 
-EXAMPLES = 8
+EXAMPLES = 32
 
 
 class Drawing(Training):
@@ -29,6 +29,17 @@ class Drawing(Training):
     def initialise(self) -> None:
         """Take the weights that the training draws."""
         self.put(self._drawn().copies())
+
+
+def batch_of(sequence: int) -> tuple[Tensor, Tensor]:
+    """Rows with unequally many targets, after rows in which every byte occurs, and all targets count."""
+    generator = torch.Generator().manual_seed(0)
+    often = [torch.randperm(gpt.BYTES, generator=generator) for _ in range(EXAMPLES)]
+    tokens = torch.cat(often)[: EXAMPLES * sequence].view(EXAMPLES, sequence)
+    targets = torch.randint(gpt.BYTES, tokens.shape, generator=generator)
+    half = EXAMPLES // 2
+    targets[half:] = ragged((tokens[half:], targets[half:]))[1]
+    return tokens, targets
 
 
 def report_on(communicator: Communicator, row: Row) -> Report:
@@ -66,7 +77,7 @@ def report_on(communicator: Communicator, row: Row) -> Report:
     if options.balance:
         layout.pop("experts", None)
         mesh = sharing
-    batch = ragged(gpt.batch_of(gpt.manual(), 1, EXAMPLES, options.sequence))
+    batch = batch_of(options.sequence)
     with planted(row):
         return verify(build, mean_loss, make, batch, layout, communicator, mesh)
 
