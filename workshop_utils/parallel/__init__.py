@@ -10,7 +10,7 @@
 | `context` | the tokens of each sequence: ring attention, Ulysses |
 | `experts` | the MLPs of which a token uses a few: it goes where these are |
 | `mesh` | all of these at once: data × tensor × pipeline × context, experts across data × context |
-| `verify`, `reference` | nothing: is a training, ours or PyTorch's, still that of one process? |
+| `verify`, `diagnosis`, `reference` | nothing: is a training, ours or PyTorch's, still that of one process? |
 
 All of them speak through a `comm.Communicator`, so every byte is counted.
 """
