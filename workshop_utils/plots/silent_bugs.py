@@ -95,7 +95,7 @@ def _classes(axes: Axes, classes: Sequence[str], right: float) -> None:
 
 def curves(runs: Mapping[str, Sequence[float]]) -> Figure:
     """Losses by step of the right run, which comes first, and of wrong ones; all of the same weights and batches."""
-    _, axes = style.figure(6.0, 3.0)
+    _, axes = style.figure(5.4, 2.7)
     for number, (name, losses) in enumerate(runs.items()):
         steps = range(1, len(losses) + 1)
         colour = style.INK if number == 0 else style.MUTED[(number - 1) % len(style.MUTED)]
@@ -114,13 +114,13 @@ def curves(runs: Mapping[str, Sequence[float]]) -> Figure:
 
 
 def tolerances(errors: Mapping[str, Mapping[str, Sequence[float]]], tolerance: float) -> Figure:
-    """Relative errors of gradients, a point for each parameter: by precision, of a right run and of a wrong one.
+    """Relative errors of gradients, a point for each number: by precision, of a right run and of a wrong one.
 
     Args:
         errors: by precision, and by what the run is, "right" or the bug's name.
         tolerance: a line across all precisions.
     """
-    _, axes = style.figure(6.4, 3.3)
+    _, axes = style.figure(6.6, 3.0)
     random = np.random.default_rng(0)
     for place, by_run in enumerate(errors.values()):
         for side, (name, values) in enumerate(by_run.items()):
@@ -142,4 +142,40 @@ def tolerances(errors: Mapping[str, Mapping[str, Sequence[float]]], tolerance: f
     passes = [f"passes a bug in {first}"] * (max(wrong) < tolerance)
     rejects = [f"rejects what is right in {last}"] * (max(right) > tolerance)
     finding = f"{written} {' and '.join(passes + rejects) or 'does in all precisions'}"
-    return style.finish(axes, finding, "a point: one parameter of a small GPT, with one seed")
+    return style.finish(axes, finding, "a point: a parameter of a small GPT, its worst seed")
+
+
+def by_class(table: pd.DataFrame, alarms: Mapping[str, int], right: int) -> Figure:
+    """How many bugs of each class a check catches, the darker the more; below, its alarms in so many `right` runs.
+
+    `table` is that of `matrix`; a dash stands where a check can state no bug of the class.
+    """
+    checks = [name for name in table.columns if name != "class"]
+    counts = table["class"].value_counts(sort=False)
+    drawn, axes = style.figure(6.2, 1.4 + 0.2 * len(counts), layout="constrained")
+    for column, name in enumerate(checks):
+        for row, (kind, number) in enumerate(counts.items()):
+            verdicts = list(table.loc[table["class"] == kind, name])
+            caught = verdicts.count("caught")
+            colour = style.tint(CAUGHT, caught / number) if caught else "white"
+            axes.barh(row, 0.94, 0.88, left=column - 0.47, color=colour)
+            words = "–" if {*verdicts} == {"outside"} else str(caught)
+            style.inside(axes, column, row, words, colour, fontsize=8)
+        of_all = list(table[name]).count("caught")
+        axes.text(
+            column, -0.65, f"{CHECKS.get(name, name)}\n{of_all}", ha="center", va="bottom", fontsize=7.5
+        )
+        axes.text(column, len(counts), str(alarms[name]), ha="center", va="center", fontsize=8)
+    names = [f"{kind} ({number})" for kind, number in counts.items()]
+    style.rows(axes, [*names, f"alarms in {right} right runs"], (len(counts) + 0.5, -0.5))
+    axes.set(xticks=[], xlim=(-0.6, len(checks) - 0.4))
+    axes.tick_params(axis="y", length=0, labelsize=7.5)
+    axes.spines[:].set_visible(False)
+    found = {name: list(table[name]).count("caught") for name in checks}
+    best = max(checks, key=lambda name: found[name])
+    most = found[best]
+    finding = f"A falling loss shows none of {len(table)} bugs, the best check {most}"
+    if most == len(table):
+        finding = f"Only “{CHECKS.get(best, best)}” finds all {len(table)} bugs"
+    style.headline(drawn, finding, "bugs found, by class; a dash: the check cannot state them")
+    return drawn
