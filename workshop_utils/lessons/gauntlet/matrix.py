@@ -21,15 +21,17 @@ Dropout is off where a run is compared with one process's.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, NamedTuple
+from pathlib import Path
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 import pandas as pd
 import torch
+import yaml
 
 from workshop_utils.comm.communicator import Communicator
 from workshop_utils.comm.subset import Subset
-from workshop_utils.lessons.gauntlet import judging
+from workshop_utils.lessons.gauntlet import judging, planting
 from workshop_utils.lessons.gauntlet.planting import Row
 from workshop_utils.lessons.gauntlet.watching import watch
 from workshop_utils.ranks import RanksFailed, on_ranks
@@ -74,6 +76,14 @@ def matrix(rows: Sequence[Row], checks: Mapping[str, Check] = CHECKS, timeout: s
             verdicts[row.name][name], findings[row.name][name] = verdict, found
     table = pd.DataFrame.from_dict(verdicts, orient="index")
     table.attrs["findings"] = findings
+    return table
+
+
+def kept(kind: Literal["bugs", "variants"], scores: Literal["first", "mended"] = "mended") -> pd.DataFrame:
+    """The table of these rows as `scores.yaml` has it: by checks as first written, or as they are now."""
+    text = Path(__file__).with_name("scores.yaml").read_text(encoding="utf-8")
+    table = pd.DataFrame.from_dict(yaml.safe_load(text)[scores][kind], orient="index")
+    table.insert(0, "class", [row.kind for row in planting.rows(kind)])
     return table
 
 
