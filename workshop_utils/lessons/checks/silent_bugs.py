@@ -9,11 +9,14 @@ from typing import Any
 import yaml
 
 from workshop_utils.lessons.checks import NotYet, exercise, is_missing, listed, refuse
+from workshop_utils.lessons.checks.open_question import measured
 from workshop_utils.lessons.checks.processes import values_on_ranks
 from workshop_utils.lessons.gauntlet.planting import Row, planted, row_of
 
 Verifier = Callable[[Callable[..., Any], Any, list[Any], Any], Any]
 
+SHOWN = "sum_goes_back_as_a_sum", "norm_of_a_stage", "moments_begin_anew"  # in the lesson's first section
+CHECKS = "falls", "loss_equals", "gradients", "invariants", "types", "bytes"
 RIGHT = "right variant"
 WHOLE = {"loss", "norm", "evaluation", "resume"}  # what else than parameters a verifier may name
 EXAMPLES = 8, 12, 8  # of the batches that a verifier gets
@@ -28,6 +31,23 @@ HINTS = {  # by what a false alarm names
     "evaluation": "It is the mean over all targets that count, with the weights that the training has by then.",
     "resume": "Both must take the same steps behind the state that one saves and the other loads.",
 }
+
+
+@measured
+def caught(results: Any) -> float:
+    """In how many pairs of a bug and a check the check finds the bug; `results` is what `matrix.matrix` gives."""
+    refuse(
+        not hasattr(results, "columns"), "`results` is no table: give what `matrix.matrix(three)` returned."
+    )
+    bugs, missing = [*map(str, results.index)], {*CHECKS} - {*results.columns}
+    refuse(
+        sorted(bugs) != sorted(SHOWN), f"`results` has the bugs {listed(bugs)}; it must have {listed(SHOWN)}."
+    )
+    refuse(missing, f"`results` lacks the checks {listed(sorted(missing))}; give the whole table.")
+    verdicts = [str(each) for each in results[[*CHECKS]].to_numpy().flat]
+    failed = [each for each in verdicts if each.startswith("error")]
+    refuse(failed, f"a run has failed, {failed[:1]}: run it again.")
+    return float(verdicts.count("caught"))
 
 
 @exercise
