@@ -67,7 +67,11 @@ def kind_of_gradient(
                 return _alike(count)
     if (own - right).abs().max() <= FLOAT32 * right.abs().max():
         return ROUNDED
-    return ""
+    return (
+        ""
+        if explains(own, together / held)
+        else "ranks that hold the same weights have other gradients for them"
+    )
 
 
 def _alike(count: int) -> str:
@@ -197,6 +201,9 @@ def _line_in(frame: Any) -> str:
     return f"{Path(frame.f_code.co_filename).name}:{frame.f_lineno} in {frame.f_code.co_name}"
 
 
+DROPOUTS = {functional.dropout, functional.dropout1d, functional.dropout2d, functional.dropout3d}
+
+
 class Masks(TorchFunctionMode):
     """What dropout drops while the block goes on.
 
@@ -211,7 +218,7 @@ class Masks(TorchFunctionMode):
 
     def __torch_function__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
-        x = args[0].detach().clone() if function is functional.dropout else None
+        x = args[0].detach().clone() if function in DROPOUTS else None
         result = function(*args, **kwargs)
         if type(x) is Tensor and kwargs.get("training", True):
             lost = ((result == 0) & (x != 0)).numpy()

@@ -126,7 +126,8 @@ def verify(
         build: makes the whole model, small: two layers show what eighty do. It is called after
             `torch.manual_seed(seed)`, and what it gives is computed with in float64.
         loss: the mean loss of a whole model over a batch, in plain PyTorch: what is right.
-        make: given a copy of the whole model and the mesh, this rank's training. It may change the copy.
+        make: given a copy of the whole model and the mesh, this rank's training. It may change the copy. PyTorch's
+            generator has one seed on all ranks: a training with random states of its own seeds them, there or in `step`.
         batch: tensors, the examples in dimension 0. Let them count unequally (padded targets, say), and their number be
             a multiple of what the layout shares them among.
         layout: the size of each direction.
@@ -231,8 +232,8 @@ class _Compared:
         found = self._weights()
         if any(_gathered(self.ranks, bool(found))):
             return found
-        at_once = self._first_weights, self._evaluation, self._gradients, self._masks
-        for checks in (at_once, (self._updates,), (self._restart,)):
+        at_once = self._first_weights, self._evaluation, self._gradients
+        for checks in (at_once, (self._masks, self._updates), (self._restart,)):
             found += [each for check in checks for each in check()]
             if any(_gathered(self.ranks, any(each.check not in ALONE[:-1] for each in found))):
                 break
@@ -282,7 +283,8 @@ class _Compared:
         if not hasattr(self.training, "evaluate"):
             self.left_out.append("evaluation: there is no evaluate")
             return []
-        whole, short = self.whole, tuple(each[:-1] for each in self.whole.batch)
+        whole, examples = self.whole, len(self.whole.batch[0])
+        short = tuple(each[: max(1, examples - 1)] for each in whole.batch)
         modes = [each.training for each in self.training.module.modules()]
         value, right = (
             _number(self.training.evaluate([whole.batch, short])),
@@ -374,7 +376,7 @@ class _Compared:
         if not has_dropout(self.whole.model):
             self.left_out.append("random states: the model has no nn.Dropout")
             return []
-        whole, masks, again = self.whole, diagnosis.Masks(), diagnosis.Masks()
+        whole, (masks, again, scored) = self.whole, [diagnosis.Masks() for _ in range(3)]
         training = self.made(whole.model)
         with masks:
             training.step(whole.batch)
@@ -387,8 +389,13 @@ class _Compared:
             with again:
                 restarted.step(whole.flipped)
         torch.set_rng_state(state)
+        if hasattr(training, "evaluate"):
+            with scored:
+                training.evaluate([whole.batch])
         with masks:
             training.step(whole.flipped)
+        if not first:
+            self.left_out.append("random states: too little is dropped to tell masks apart")
         by_rank, keys_of = list[dict[float, list[str]]](), dict[str, set[float]]()
         for seen in _gathered(self.ranks, masks.seen):
             by_rank.append({})
@@ -400,7 +407,9 @@ class _Compared:
             shared = one.keys() & other.keys()
             if 2 * len(shared) >= min(len(one), len(other)) and any(one[key] != other[key] for key in shared):
                 found = ["ranks with the same activations drop different ones: they need one random state"]
-        if first and again.lost == first:
+        if scored.seen:
+            found.append("evaluate drops activations: the layers are in training mode")
+        if first and again.lost == first != masks.lost[len(first) :]:
             found.append("a restart draws the first step's random numbers again: their state is not saved")
         if any(len(keys) > 1 for keys in keys_of.values()):
             found.append("different activations lose the same places: they need random states of their own")
