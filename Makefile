@@ -1,6 +1,6 @@
 # Every target first completes the set-up; once that is done, it costs a tenth of a second.
 .DEFAULT_GOAL := help
-.PHONY: help setup packages constraints run lab test check lint types light processes notebooks soak test-browser bench site clean
+.PHONY: help setup packages constraints run lab test check lint types light processes notebooks fuzz soak test-browser bench site clean
 MAKEFLAGS += --no-print-directory
 
 # It starts the set-up, which finds a supported version itself.
@@ -80,6 +80,9 @@ LESSONS := $(if $(filter learner,$(EDITION)),build/editions/learner/notebooks,no
 notebooks: setup ## run the notebooks, compare the marked cells, take each solution (EDITION=learner: the learner's edition)
 	$(if $(filter learner,$(EDITION)),@$(BIN)/workshop release)
 	$(call step,notebooks ($(EDITION)),PYTHONPATH=tests $(BIN)/pytest -p verdicts --nbval-lax $(addsuffix .ipynb,$(addprefix $(LESSONS)/,14* 05* 0[67]* 1* *)) -n 3 --dist loadfile --no-loadscope-reorder --nbval-cell-timeout 600 --timeout 900)
+
+fuzz: setup ## any job.yaml: ten minutes, or FUZZ_MINUTES
+	$(call step,fuzz,$(BIN)/pytest tests/fuzz.py -q --timeout 7200)
 
 # Four files at a time: what they take of each other moves the moments at which ranks are killed and interrupted.
 ENDINGS := guards/test_nothing_left_behind ranks/test_on_ranks ranks/test_cell launchers/local/test_local launchers/local/test_supervisor
