@@ -84,10 +84,8 @@ notebooks: setup ## run the notebooks, compare the marked cells, take each solut
 fuzz: setup ## any job.yaml: ten minutes, or FUZZ_MINUTES
 	$(call step,fuzz,$(BIN)/pytest tests/fuzz.py -q --timeout 7200)
 
-# Four files at a time: what they take of each other moves the moments at which ranks are killed and interrupted.
-ENDINGS := guards/test_nothing_left_behind ranks/test_on_ranks ranks/test_cell launchers/local/test_local launchers/local/test_supervisor
-soak: setup ## the tests of kills, interrupts and time-outs 20 TIMES, or until something is left behind
-	$(call step,soak,(for round in $$(seq $(or $(TIMES),20)); do $(BIN)/pytest -q -m processes -n 4 --dist loadfile $(ENDINGS:%=tests/%.py) || exit 1; done))
+soak: setup ## 1,000 LAUNCHES, 500 CALLS of on_ranks and 300 CELLS on ranks that stay, with kills and interrupts; nothing may be left behind
+	$(call step,soak,$(BIN)/python tests/soak.py --launches $(or $(LAUNCHES),1000) --calls $(or $(CALLS),500) --cells $(or $(CELLS),300))
 
 test-browser: setup ## each lesson in a real JupyterLab in Chromium, pictures in build/browser/ (NOTEBOOKS=...)
 	@$(BIN)/python -c "import playwright" 2>/dev/null || $(BIN)/python -m pip install --quiet -e ".[browser]"
