@@ -196,7 +196,7 @@ DATA = {
         mean=lambda self, loss: self.total(loss).item(),
     ),
     "own loss": changed(
-        OverDDP, "data 2: loss; outputs are right; DDP.step", mean=lambda _, loss: loss.item()
+        OverDDP, "data 2: loss; of each rank's share; DDP.step", mean=lambda _, loss: loss.item()
     ),
     "padded": changed(
         OverDDP,
@@ -218,7 +218,7 @@ DATA = {
     ),
     "first seed again": changed(
         OverDDP,
-        "one rank: dropout; random numbers come again; in OverDDP.step",
+        "one rank: dropout; first step's random numbers again; in OverDDP.step",
         load_state_dict=lambda self, state: OverDDP.load_state_dict(self, state | {"steps": 0}),
     ),
     "moments forgotten": changed(
@@ -249,7 +249,7 @@ DATA = {
     ),
     "summed in float32": changed(
         OverFSDP,
-        "one rank: gradient of 7.bias; as far off as float32 rounds; in step",
+        "one rank: precision of 7.bias; as far off as float32 rounds; in step",
         policy=MixedPrecisionPolicy(reduce_dtype=torch.float32),
     ),
 }
@@ -262,7 +262,7 @@ TENSOR = {
     ),
     "no sum back": (
         NoSumBack,
-        "tensor 2: gradient of 3.bias; gradients are right back to 4.weight and wrong from 3.bias on; in step",
+        "tensor 2: gradient of 3.bias; gradients are right back to 4.weight, and wrong from 3.bias on; in step",
     ),
     "own shards, unseen": (
         OwnShardsUnseen,
@@ -345,4 +345,5 @@ def test_the_report_says_at_which_cut_what_is_wrong_and_where(reports, name):
 
 def test_a_right_training_was_tried_at_every_cut(reports):
     assert reports["both"].tried == ("one rank", "data 2", "tensor 2", "data 2 × tensor 2")
-    assert reports["both"].left_out == ()
+    (left_out,) = reports["both"].left_out
+    assert "this batch gives them no gradient" in left_out

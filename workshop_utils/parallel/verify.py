@@ -127,7 +127,7 @@ def verify(
             `torch.manual_seed(seed)`, and what it gives is computed with in float64.
         loss: the mean loss of a whole model over a batch, in plain PyTorch: what is right.
         make: given a copy of the whole model and the mesh, this rank's training. It may change the copy. PyTorch's
-            generator has one seed on all ranks: a training with random states of its own seeds them, there or in `step`.
+            generator has one seed on all ranks: what needs states of its own seeds them, there or in `step`.
         batch: tensors, the examples in dimension 0. Let them count unequally (padded targets, say), and their number be
             a multiple of what the layout shares them among.
         layout: the size of each direction.
@@ -142,7 +142,7 @@ def verify(
     """
     everybody = communicator or TorchCommunicator()
     whole = Reference(build, loss, batch, seed)
-    idle = f"numbers of {', '.join(whole.idle[:3])} without a gradient, as of tokens that batch does not have"
+    idle = f"numbers of {', '.join(whole.idle[:3])}: this batch gives them no gradient"
     findings, tried, left_out = list[Finding](), list[str](), list[str]()
     failed = list[tuple[set[str], Finding]]()  # directions, and what is wrong where they are cut
     for cut in _cuts(layout, everybody.size, mesh):
