@@ -8,7 +8,20 @@ stop the learning. So make everything small, seed it, compute in float64, and co
 
     print(on_ranks(4, program).values[0])           # which parameter, on which ranks, how wrong, the kind, the line
 
-`make` cuts the model as your job does, and returns what takes its steps (`Training`). It is given
+`make(model, mesh)` cuts a copy of the whole model as your job does, and returns an object with
+
+    module                  this rank's part of the model
+    step(batch)             takes this rank's share of the whole batch, and leaves in `.grad` what the optimizer is to
+                            use; returns the loss of the whole batch, or None on a rank that does not know it
+
+and, if it has them,
+
+    update()                clips, lets the optimizer step, and returns the norm of the gradient before, or None
+    evaluate(batches)       returns the mean loss over all these whole batches, or None
+    state_dict(), load_state_dict(state)        what a restart needs: of a training, and into one just made
+    initialise()            draws this rank's weights, as `build` would from the same seed
+
+It is called for
 
 | the cut | and what is wrong there |
 | --- | --- |
@@ -155,12 +168,15 @@ def verify(
         count = _ranks_of(cut, mesh)
         first = everybody.rank // count * count
         ranks = Subset(everybody, range(first, first + count))
+        refused: ValueError | None = None
         try:
             compared = _Compared(whole, make, mesh(ranks, **cut), ranks)
         except ValueError as error:
+            refused = error
+        if refusals := [each for each in _gathered(everybody, str(refused or "")) if each]:
             if cut == {**layout}:
-                raise
-            left_out.append(f"{shown}: {error}")
+                raise ValueError(refusals[0]) from refused
+            left_out.append(f"{shown}: {refusals[0]}")
             continue
         by_rank = _gathered(everybody, compared.findings())
         known = {(each.check, each.kind) for each in inner}
