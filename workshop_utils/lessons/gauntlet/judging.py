@@ -141,6 +141,11 @@ def sent(row: Row, seen: Sequence[Seen]) -> Findings:
     return [f"ranks sent {total:,} bytes, not {expected:,}"] if total < expected else []
 
 
+def reported(_: Row, seen: Sequence[list[str]]) -> Findings:
+    """What a verifier reports on rank 0."""
+    return seen[0]
+
+
 def known(seen: Sequence[Seen], name: str) -> list[float]:
     """Numbers of a run, from the first rank that knows them."""
     numbers: list[float] = next(getattr(each, name) for each in seen if getattr(each, name)[0] is not None)

@@ -14,6 +14,7 @@ more is one more entry of CHECKS:
 | invariants | ranks contradict each other, or a resumed run one that went on; there is no reference |
 | types | `spmd_types` rejects the bug, restated for it |
 | bytes | ranks have sent less than the closed forms of their layout say |
+| verify | `parallel.verify` finds a number that is not one process's, in a cut of the layout |
 
 Dropout is off where a run is compared with one process's.
 """
@@ -33,6 +34,7 @@ from workshop_utils.comm.communicator import Communicator
 from workshop_utils.comm.subset import Subset
 from workshop_utils.lessons.gauntlet import judging, planting
 from workshop_utils.lessons.gauntlet.planting import Row
+from workshop_utils.lessons.gauntlet.verified import verified
 from workshop_utils.lessons.gauntlet.watching import watch
 from workshop_utils.ranks import RanksFailed, on_ranks
 
@@ -57,6 +59,7 @@ CHECKS: dict[str, Check] = {
     "invariants": Check(watch, judging.invariants),
     "types": Check(watch, judging.placements),
     "bytes": Check(watch, judging.sent),
+    "verify": Check(verified, judging.reported),
 }
 
 
