@@ -21,11 +21,13 @@ MISSED = {
     "diagonal_by_ranks",
     "zig_zag_into_ulysses",
     "balance_on_the_first_rank",
+    "first_token_of_each_part_is_foreign",
+    "clipping_spares_the_second_copy_of_the_tied_weight",
 }
 
 
 def test_each_bug_is_restated_or_has_a_reason_why_not():
-    assert [*BUGS] == [row.name for row in rows("bugs")]
+    assert [*BUGS] == [row.name for row in [*rows("bugs"), *rows("fresh")]]
     assert {row["program"] for row in BUGS.values() if "outside" not in row} == {*PROGRAMS}
 
 
