@@ -13,14 +13,14 @@ from workshop_utils.lessons.gauntlet.planting import Row, row_of, rows
 pytestmark = [pytest.mark.processes, pytest.mark.timeout(3000)]
 
 SCORES = yaml.safe_load((Path(gauntlet.__file__).parent / "scores.yaml").read_text(encoding="utf-8"))
-ROWS = {kind: rows(kind) for kind in ("bugs", "variants")}
+ROWS = {kind: rows(kind) for kind in ("bugs", "variants", "fresh")}
 LOSS = "workshop_utils.lessons.gauntlet.trainer:Training.mean_loss"
 FAILING = {"where": LOSS, "old": "return float(loss[0])", "new": "return 1 / 0"}
 
 
 @pytest.fixture(scope="module")
 def table():
-    return matrix.matrix([*ROWS["bugs"], *ROWS["variants"]], timeout="2900s")
+    return matrix.matrix([row for kind in ROWS for row in ROWS[kind]], timeout="2900s")
 
 
 @pytest.mark.parametrize(("kind", "name"), [(kind, row.name) for kind in ROWS for row in ROWS[kind]])

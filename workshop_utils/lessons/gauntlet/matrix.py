@@ -2,6 +2,7 @@
 
     matrix(rows("bugs"))             # "class", and for each check "caught", "missed", "outside" or "error: …"
     matrix(rows("variants"))         # of right runs: "caught" is a false alarm
+    matrix(rows("fresh"))            # bugs that were planted when all checks were there
 
 A check looks at a run on each of its ranks, and then judges what all of them saw. Here are those that people use; one
 more is one more entry of CHECKS:
@@ -82,7 +83,9 @@ def matrix(rows: Sequence[Row], checks: Mapping[str, Check] = CHECKS, timeout: s
     return table
 
 
-def kept(kind: Literal["bugs", "variants"], scores: Literal["first", "mended"] = "mended") -> pd.DataFrame:
+def kept(
+    kind: Literal["bugs", "variants", "fresh"], scores: Literal["first", "mended"] = "mended"
+) -> pd.DataFrame:
     """The table of these rows as `scores.yaml` has it: by checks as first written, or as they are now."""
     text = Path(__file__).with_name("scores.yaml").read_text(encoding="utf-8")
     table = pd.DataFrame.from_dict(yaml.safe_load(text)[scores][kind], orient="index")
