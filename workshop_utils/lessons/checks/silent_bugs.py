@@ -8,13 +8,23 @@ from typing import Any
 
 import yaml
 
-from workshop_utils.lessons.checks import NotYet, exercise, is_missing, listed, refuse
+from workshop_utils.lessons.checks import NotYet, Wrong, exercise, is_missing, listed, refuse
 from workshop_utils.lessons.checks.open_question import measured
 from workshop_utils.lessons.checks.processes import values_on_ranks
-from workshop_utils.lessons.gauntlet.planting import Row, planted, row_of
+from workshop_utils.lessons.gauntlet.planting import (
+    Change,
+    Row,
+    compiled,
+    function_at,
+    planted,
+    row_of,
+    swapped,
+)
 
 Verifier = Callable[[Callable[..., Any], Any, list[Any], Any], Any]
 
+SCRIPT = "workshop_utils.lessons.gauntlet.pytorch_script"
+LAYOUT = {"data": 2, "tensor": 2}  # of its ranks
 SHOWN = "sum_goes_back_as_a_sum", "norm_of_a_stage", "moments_begin_anew"  # in the lesson's first section
 CHECKS = "falls", "loss_equals", "gradients", "invariants", "types", "bytes"
 RIGHT = "right variant"
@@ -134,3 +144,49 @@ def _judge(row: Row, verdicts: Sequence[list[str]]) -> None:
     noticed = listed(sorted(named))
     vague = f"it names {noticed}, {cut}, but not what is wrong: {row.kind}. {advice}"
     refuse(not kinds & {*must.split("/")}, vague)
+
+
+@exercise
+def mended(answer: tuple[str, str, str]) -> str:
+    """`answer` is (function, old text, new text): with it, PyTorch's script is the training of one process."""
+    is_change = isinstance(answer, tuple | list) and len(answer) == 3
+    is_change = is_change and all(isinstance(each, str) for each in answer)
+    refuse(not is_change, f"`mended` is {answer!r}; it must be (function, old, new), three texts.")
+    function, old, new = answer
+    change = Change(f"{SCRIPT}:{function.removeprefix(f'{SCRIPT}:')}", old, new)
+    try:
+        compiled(function_at(change.where)[0], change)
+    except (AttributeError, SyntaxError, ValueError) as error:
+        raise Wrong(f"it cannot be planted: {error}.") from None
+    where, arguments = "on 4 ranks of PyTorch", {"change": change}
+    values = values_on_ranks(where, 4, _verified, arguments, framework="torch", timeout="180s")
+    found, shares, whole = values[0]
+    refuse(found, f"`verify` still finds something wrong: {found}.")
+    few = f"each rank holds {shares[1]:,} of {whole:,} numbers, with the script as it was {shares[0]:,}"
+    refuse(shares[1] != shares[0], f"{few}: mend the sum, and keep the cut.")
+    return "under each cut of data 2 × tensor 2 the script now is the training of one process, to float64's rounding."
+
+
+def _verified(dist: Any, change: Change) -> tuple[str, tuple[int, int], int]:
+    """On a rank: the first finding, how many numbers this rank holds without and with the change, and all there are."""
+    from torch import nn
+    from torch.nn.functional import cross_entropy
+
+    from workshop_utils.lessons.gauntlet import pytorch_script as script
+    from workshop_utils.parallel.verify import device_mesh, verify
+
+    def loss(model: nn.Module, batch: Any) -> Any:
+        tokens, targets = batch
+        return cross_entropy(model(tokens).flatten(0, 1), targets.flatten())
+
+    def held() -> int:
+        parts = script.make(script.build(), mesh).module.parameters()
+        return sum(each.to_local().numel() if hasattr(each, "to_local") else each.numel() for each in parts)
+
+    mesh = dist.init_device_mesh("cpu", tuple(LAYOUT.values()), mesh_dim_names=tuple(LAYOUT))
+    batch, before = script.batch_of(script.paragraphs(), 12, 0), held()
+    with swapped(change):
+        after = held()
+        report = verify(script.build, loss, script.make, batch, LAYOUT, mesh=device_mesh)
+    first = str(report.findings[0]).partition("\n")[0] if report.findings else ""
+    return first, (before, after), sum(each.numel() for each in script.build().parameters())
