@@ -110,7 +110,7 @@ def first_wrong_layer(reference: Reference, training: Any, places: Mapping[str, 
             expected = torch.cat(same)
             off = torch.cdist(rows, expected, p=math.inf).amin(dim=1).max()
             if not off <= 1e-9 * expected.abs().max():
-                return name, layer, rows
+                return name or "the model", layer, rows
     return None
 
 
@@ -122,7 +122,7 @@ def _outputs(layers: Mapping[str, nn.Module], into: list[Output]) -> Iterator[No
         def note(layer: nn.Module, _: Any, output: Any) -> None:
             output = local(output)
             if isinstance(output, Tensor) and output.dim() > 1:
-                into.append((name, layer, output.detach().flatten(0, -2)))
+                into.append((name, layer, output.detach().flatten(0, -2).double()))
 
         return note
 

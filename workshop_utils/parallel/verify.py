@@ -233,7 +233,6 @@ class _Compared:
     ) -> None:
         self.whole, self.ranks, self.left_out = whole, ranks, list[str]()
         self.saved: Any = None
-        self.third: float | None = None
 
         def made(model: nn.Module) -> Any:
             torch.manual_seed(whole.seed)
@@ -326,9 +325,15 @@ class _Compared:
     def _gradients(self) -> list[Finding]:
         """Loss and gradients of one step."""
         whole, found = self.whole, list[Finding]()
-        for _ in range(2):  # the second time, too: gradients are to be cleared before
-            loss = _number(self.training.step(whole.batch))
+        loss = _number(self.training.step(whole.batch))
         gradients = _parameters(self.training, of_gradients=True)
+        self.training.step(whole.batch)
+        again = _parameters(self.training, of_gradients=True)
+        if all(torch.allclose(again[name], 2 * each, 1e-9, 0) for name, each in gradients.items()):
+            kind = "they are added to those of the step before: step must clear them"
+            found += [self._finding("gradient", kind, self.training.step)] * any(
+                map(torch.any, gradients.values())
+            )
         if loss is None and self.ranks.size == 1:
             self.left_out.append("loss: step returns none")
         known = [each for each in _gathered(self.ranks, loss) if each is not None]
@@ -372,7 +377,11 @@ class _Compared:
         own: tuple[int, str, str] = len(whole.names), "", ""
         if found:
             name, layer, _ = found
-            number = next(number for number, each in enumerate(whole.names) if each.startswith(name))
+            number = next(
+                number
+                for number, each in enumerate(whole.names)
+                if each.startswith(name) or name == "the model"
+            )
             own = number, name, diagnosis.line_of(type(layer).forward)
         _, name, line = min(map(tuple, _gathered(self.ranks, own)))
         return name, line
@@ -400,8 +409,9 @@ class _Compared:
                 training.update()
         first, state = masks.lost, torch.get_rng_state()
         if hasattr(training, "load_state_dict"):
+            saved = copy.deepcopy(training.state_dict())
             restarted = self.made(whole.model)
-            restarted.load_state_dict(copy.deepcopy(training.state_dict()))
+            restarted.load_state_dict(saved)
             with again:
                 restarted.step(whole.flipped)
         torch.set_rng_state(state)
@@ -440,6 +450,8 @@ class _Compared:
         gradients = _parameters(self.training, of_gradients=True).values()
         squares = _gathered(self.ranks, sum(each.square().sum().item() for each in gradients))
         numbers, self.weights, self.saved = self._run(self.made(whole.still))
+        third, (unscored, *_) = numbers.pop("third loss"), self._run(self.made(whole.still), is_scored=False)
+        undisturbed = unscored["third loss"]
         right, limit, norm = whole.gradient.norm().item(), whole.tolerance.norm().item(), numbers["norm"]
         if norm is not None and not abs(norm - right) <= limit:
             kind = f"it is {norm / right:.4g} times as long as it should be"
@@ -452,6 +464,14 @@ class _Compared:
             found.append(self._finding("norm", kind, update, abs(norm / right - 1), limit / right))
         if any(_gathered(self.ranks, bool(found))):
             return found
+        if (
+            third is not None
+            and undisturbed is not None
+            and not abs(third - undisturbed) <= whole.loss_tolerance
+        ):
+            kind, off = "it changes what the training goes on with", abs(third / undisturbed - 1)
+            limit = whole.loss_tolerance / abs(undisturbed)
+            found.append(self._finding("evaluation", kind, self.training.evaluate, off, limit))
         mean = self._summed(self.weights) / self.held
         if self.ranks.size == 1 and not whole.numbers:
             others, moved, _ = self._run(self.made(whole.moved(0)))
@@ -472,7 +492,9 @@ class _Compared:
             found.append(self._finding("updated weights", kind, update, error, limit, whole.owners(places)))
         return found
 
-    def _run(self, training: Any) -> tuple[dict[str, float | None], dict[str, Tensor], Any]:
+    def _run(
+        self, training: Any, is_scored: bool = True
+    ) -> tuple[dict[str, float | None], dict[str, Tensor], Any]:
         """Two steps with their updates: what they returned, the weights, and the state between them."""
         whole, numbers = self.whole, dict[str, float | None]()
         numbers["loss"], numbers["norm"] = _number(training.step(whole.batch)), _number(training.update())
@@ -480,9 +502,9 @@ class _Compared:
         numbers["second loss"] = _number(training.step(whole.flipped))
         numbers["second norm"] = _number(training.update())
         weights = _parameters(training)
-        if hasattr(training, "evaluate"):
+        if is_scored and hasattr(training, "evaluate"):
             numbers["evaluation after two updates"] = _number(training.evaluate([whole.batch]))
-            self.third = _number(training.step(whole.batch))
+        numbers["third loss"] = _number(training.step(whole.batch))
         return numbers, weights, state
 
     def _restart(self) -> list[Finding]:
@@ -501,17 +523,9 @@ class _Compared:
         )
         if hasattr(again, "evaluate"):
             right, limit = whole.numbers.get("evaluation after two updates", (None, 0.0))
-            third, value = _number(again.step(whole.batch)), _number(again.evaluate([whole.batch]))
+            value = _number(again.evaluate([whole.batch]))
             if value is not None and right is not None and not abs(value - right) <= limit:
                 wrong[""] = abs(value / right - 1)
-            if (
-                not wrong
-                and third is not None
-                and self.third is not None
-                and not abs(third - self.third) <= limit
-            ):
-                kind = "an evaluation changes what the training goes on with"
-                return [self._finding("evaluation", kind, again.evaluate, abs(self.third / third - 1), limit)]
         if not wrong:
             return []
         kind = (
