@@ -1,8 +1,9 @@
 """The figures of silent bugs count what they show, and nothing runs out of the page."""
 
+import numpy as np
 import pandas as pd
 
-from workshop_utils.plots import alternative, silent_bugs
+from workshop_utils.plots import silent_bugs
 
 COLUMNS = ["class", "falls", "gradients", "types"]
 BUGS = pd.DataFrame(
@@ -16,21 +17,33 @@ BUGS = pd.DataFrame(
 )
 
 
-def test_filled_squares_are_as_many_as_were_caught_and_counts_stand_above():
-    figure = silent_bugs.matrix(BUGS, {"falls": 0, "gradients": 1, "types": 0}, 9)
+def words_of(figure):
     (axes,) = figure.axes
-    filled = [line for line in axes.get_lines() if line.get_markerfacecolor() == silent_bugs.CAUGHT]
-    assert [line.get_xdata().tolist() for line in filled] == [[0], [1, 1], [2]]
-    words = [text.get_text() for text in axes.texts]
-    assert words[:6:2] == ["loss\nfalls\n1 of 3", "gradients\nequal\n2 of 3", "types\n1 of 3"]
-    assert words[1:6:2] == ["0", "1", "0"]
-    assert alternative.describe(figure).startswith("No check catches all 3 bugs; together they catch 3.")
+    return [text.get_text() for text in axes.texts]
+
+
+def test_bugs_are_counted_by_class_and_a_check_that_states_none_has_a_dash():
+    figure = silent_bugs.by_class(BUGS, {"falls": 0, "gradients": 1, "types": 0}, 9)
+    falls, gradients, types = np.reshape(words_of(figure), (3, -1)).tolist()
+    assert falls == ["1", "0", "loss\nfalls\n1", "0"]
+    assert gradients == ["1", "1", "gradients\nequal\n2", "1"]
+    assert types == ["0", "1", "types\n1", "0"]
+    assert "the best check 2" in figure.get_suptitle()
     on_the_page(figure)
+    stated = BUGS.assign(types="outside")
+    assert "–" in words_of(silent_bugs.by_class(stated, {"falls": 0, "gradients": 1, "types": 0}, 9))
 
 
-def test_a_check_that_catches_all_is_named():
-    every = BUGS.assign(verify="caught")
-    assert silent_bugs.matrix(every).get_suptitle().startswith("“verify” catches all 3 bugs")
+def test_fresh_bugs_stand_apart_and_in_the_title():
+    every, none = BUGS.assign(verify="caught"), dict.fromkeys([*COLUMNS[1:], "verify"], 0)
+    fresh = {"at first": every.assign(verify="missed"), "now": every}
+    figure = silent_bugs.by_class(every, none, 9, fresh)
+    title = figure.get_suptitle().strip()
+    assert title == "Only “verify” finds all 3 bugs; at first, 0 of 3 fresh ones"
+    assert words_of(figure)[-6:] == ["2", "1", "0", "3", "verify\n3", "0"]
+    rows = [label.get_text() for label in figure.axes[0].get_yticklabels()]
+    assert rows[-3:] == ["fresh bugs, at first (3)", "fresh bugs, now (3)", "alarms in 9 right runs"]
+    on_the_page(figure)
 
 
 def test_the_title_of_curves_is_how_far_the_wrong_runs_end_from_the_right_one():

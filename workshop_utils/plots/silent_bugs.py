@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import textwrap
 from collections.abc import Mapping, Sequence
 
 import numpy as np
 import pandas as pd
-from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from workshop_utils.plots import style
@@ -24,73 +22,6 @@ CHECKS = {
     "bytes": "bytes\nsent",
     "verify": "verify",
 }
-
-
-def matrix(table: pd.DataFrame, false_alarms: Mapping[str, int] | None = None, right: int = 0) -> Figure:
-    """Which check catches which bug: filled where it does, hollow where not, a dash where it cannot be stated.
-
-    Args:
-        table: a row for each bug, with its name as index, its "class", and a column for each check: "caught", "missed",
-            "outside", or what went wrong.
-        false_alarms: of the same checks, among so many `right` runs; written below the columns.
-    """
-    table = table.sort_values("class", kind="stable")
-    checks = [name for name in table.columns if name != "class"]
-    caught = {name: int((table[name] == "caught").sum()) for name in checks}
-    height = 1.6 + 0.2 * len(table) + 0.3 * bool(false_alarms)
-    drawn, axes = style.figure(8.8, height, layout="constrained")
-    for column, name in enumerate(checks):
-        _column(axes, column, list(table[name]))
-        words = f"{CHECKS.get(name, name)}\n{caught[name]} of {len(table)}"
-        axes.text(column, -0.8, words, ha="center", va="bottom", fontsize=9.5, color=style.INK)
-        if false_alarms:
-            number = str(false_alarms[name])
-            axes.text(column, len(table) + 0.35, number, ha="center", va="center", fontsize=9.5)
-    style.rows(axes, [name.replace("_", " ") for name in table.index], (len(table) - 0.5, -0.5))
-    if false_alarms:
-        places, names = (
-            [*range(len(table)), len(table) + 0.35],
-            [*table.index, f"alarms in {right} right runs"],
-        )
-        style.rows(axes, [name.replace("_", " ") for name in names], (len(table) + 0.8, -0.5), places)
-    _classes(axes, list(table["class"]), len(checks))
-    axes.set(xticks=[], xlim=(-0.6, len(checks) + 3.4))
-    axes.tick_params(axis="y", length=0, labelsize=8.5)
-    axes.grid(visible=False)
-    axes.spines[:].set_visible(False)
-    best = max(checks, key=lambda name: caught[name])
-    by_any = int((table[checks] == "caught").any(axis=1).sum())
-    called = CHECKS.get(best, best).replace("\n", " ")
-    finding = f"No check catches all {len(table)} bugs; together they catch {by_any}"
-    if caught[best] == len(table):
-        finding = f"“{called}” catches all {len(table)} bugs"
-    detail = "filled: caught; hollow: missed; dash: cannot be stated"
-    style.headline(drawn, finding, detail)
-    return drawn
-
-
-def _column(axes: Axes, column: int, verdicts: Sequence[str]) -> None:
-    rows = np.arange(len(verdicts))
-    looks = {
-        "caught": ("s", CAUGHT, CAUGHT),
-        "missed": ("s", "white", "#B5B5B5"),
-        "outside": ("_", style.QUIET, style.QUIET),
-    }
-    kinds = np.array([verdict if verdict in looks else "error" for verdict in verdicts])
-    for kind, (marker, face, edge) in {**looks, "error": ("x", WRONG, WRONG)}.items():
-        own = rows[kinds == kind]
-        axes.plot(
-            np.full(len(own), column), own, marker, markersize=7.5, markerfacecolor=face, markeredgecolor=edge
-        )
-
-
-def _classes(axes: Axes, classes: Sequence[str], right: float) -> None:
-    """The class of each group of rows, right of the columns, with a line above each group."""
-    first = [row for row in range(len(classes)) if row == 0 or classes[row] != classes[row - 1]]
-    for row, end in zip(first, [*first[1:], len(classes)], strict=True):
-        axes.axhline(row - 0.5, color=style.FAINT, linewidth=0.8, zorder=0)
-        words = textwrap.fill(classes[row], 36 if end - row > 1 else 60)
-        axes.text(right - 0.4, (row + end - 1) / 2, words, va="center", fontsize=8, color=style.QUIET)
 
 
 def curves(runs: Mapping[str, Sequence[float]]) -> Figure:
@@ -145,37 +76,50 @@ def tolerances(errors: Mapping[str, Mapping[str, Sequence[float]]], tolerance: f
     return style.finish(axes, finding, "a point: a parameter of a small GPT, its worst seed")
 
 
-def by_class(table: pd.DataFrame, alarms: Mapping[str, int], right: int) -> Figure:
-    """How many bugs of each class a check catches, the darker the more; below, its alarms in so many `right` runs.
+def by_class(
+    table: pd.DataFrame,
+    alarms: Mapping[str, int],
+    right: int,
+    fresh: Mapping[str, pd.DataFrame] | None = None,
+) -> Figure:
+    """How many bugs of each class a check catches, the darker the more; a dash where it can state none of them.
 
-    `table` is that of `matrix`; a dash stands where a check can state no bug of the class.
+    Args:
+        table: that of `gauntlet.matrix.matrix`, for bugs.
+        alarms: of each check, among so many `right` runs; at the bottom.
+        fresh: tables of bugs that no check was written for, by when they were measured; a row each, of all classes.
     """
+    fresh = fresh or {}
     checks = [name for name in table.columns if name != "class"]
-    counts = table["class"].value_counts(sort=False)
-    drawn, axes = style.figure(6.2, 1.4 + 0.2 * len(counts), layout="constrained")
+    groups = dict([*table.groupby("class", sort=False)])
+    groups |= {f"fresh bugs, {when}": each for when, each in fresh.items()}
+    places = np.arange(len(groups) + 1.0)
+    places[len(groups) - len(fresh) :] += 0.3
+    found = {name: list(table[name]).count("caught") for name in checks}
+    drawn, axes = style.figure(6.8, 1.4 + 0.2 * len(groups), layout="constrained")
     for column, name in enumerate(checks):
-        for row, (kind, number) in enumerate(counts.items()):
-            verdicts = list(table.loc[table["class"] == kind, name])
+        for place, group in zip(places, groups.values(), strict=False):
+            verdicts = list(group[name])
             caught = verdicts.count("caught")
-            colour = style.tint(CAUGHT, caught / number) if caught else "white"
-            axes.barh(row, 0.94, 0.88, left=column - 0.47, color=colour)
+            colour = style.tint(CAUGHT, caught / len(group)) if caught else "white"
+            axes.barh(place, 0.94, 0.88, left=column - 0.47, color=colour)
             words = "–" if {*verdicts} == {"outside"} else str(caught)
-            style.inside(axes, column, row, words, colour, fontsize=8)
-        of_all = list(table[name]).count("caught")
+            style.inside(axes, column, place, words, colour, fontsize=8)
         axes.text(
-            column, -0.65, f"{CHECKS.get(name, name)}\n{of_all}", ha="center", va="bottom", fontsize=7.5
+            column, -0.65, f"{CHECKS.get(name, name)}\n{found[name]}", ha="center", va="bottom", fontsize=7.5
         )
-        axes.text(column, len(counts), str(alarms[name]), ha="center", va="center", fontsize=8)
-    names = [f"{kind} ({number})" for kind, number in counts.items()]
-    style.rows(axes, [*names, f"alarms in {right} right runs"], (len(counts) + 0.5, -0.5))
+        axes.text(column, places[-1], str(alarms[name]), ha="center", va="center", fontsize=8)
+    names = [f"{kind} ({len(group)})" for kind, group in groups.items()]
+    style.rows(axes, [*names, f"alarms in {right} right runs"], (places[-1] + 0.5, -0.5), places)
     axes.set(xticks=[], xlim=(-0.6, len(checks) - 0.4))
     axes.tick_params(axis="y", length=0, labelsize=7.5)
     axes.spines[:].set_visible(False)
-    found = {name: list(table[name]).count("caught") for name in checks}
     best = max(checks, key=lambda name: found[name])
-    most = found[best]
-    finding = f"A falling loss shows none of {len(table)} bugs, the best check {most}"
-    if most == len(table):
+    finding = f"A falling loss shows none of {len(table)} bugs, the best check {found[best]}"
+    if found[best] == len(table):
         finding = f"Only “{CHECKS.get(best, best)}” finds all {len(table)} bugs"
+    if fresh:
+        when, each = next(iter(fresh.items()))
+        finding += f"; {when}, {list(each[best]).count('caught')} of {len(each)} fresh ones"
     style.headline(drawn, finding, "bugs found, by class; a dash: the check cannot state them")
     return drawn
