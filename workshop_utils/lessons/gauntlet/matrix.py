@@ -22,6 +22,7 @@ Dropout is off where a run is compared with one process's.
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
@@ -68,18 +69,21 @@ def matrix(rows: Sequence[Row], checks: Mapping[str, Check] = CHECKS, timeout: s
     """A row for each of `rows`, by name: its "class" and each check's verdict.
 
     A verdict is "caught", "missed", "outside" where the check cannot state the row, or "error: …" if the run, or the
-    check, failed. `attrs["findings"]` has what was found, by row and check.
+    check, failed. `attrs["findings"]` has what was found, by row and check; `attrs["processor_seconds"]`, by row, what
+    its ranks have taken of the processor, which depends less than time on how busy the machine is.
     """
     looks = list(dict.fromkeys(check.look for check in checks.values()))
     verdicts: dict[str, dict[str, str]] = {}
     findings: dict[str, dict[str, list[str]]] = {}
-    for row, seen in zip(rows, look_at(rows, looks, timeout), strict=True):
+    processor_seconds = {}
+    for row, (seen, seconds) in zip(rows, look_at(rows, looks, timeout), strict=True):
         verdicts[row.name], findings[row.name] = {"class": row.kind}, {}
+        processor_seconds[row.name] = seconds
         for name, check in checks.items():
             verdict, found = _verdict(row, check.judge, seen[check.look])
             verdicts[row.name][name], findings[row.name][name] = verdict, found
     table = pd.DataFrame.from_dict(verdicts, orient="index")
-    table.attrs["findings"] = findings
+    table.attrs |= {"findings": findings, "processor_seconds": processor_seconds}
     return table
 
 
@@ -103,8 +107,13 @@ def _verdict(row: Row, judge: Judge, seen: Seeing) -> tuple[str, list[str]]:
     return "outside" if found is None else "caught" if found else "missed", found or []
 
 
-def look_at(rows: Sequence[Row], looks: Sequence[Look], timeout: str) -> list[dict[Look, Seeing]]:
-    """What the ranks of each row saw, by look, or why it failed. A call that fails is made again in halves."""
+def look_at(
+    rows: Sequence[Row], looks: Sequence[Look], timeout: str
+) -> list[tuple[dict[Look, Seeing], float]]:
+    """What the ranks of each row saw, by look, or why it failed; and their seconds of the processor.
+
+    A call that fails is made again in halves, and at last look by look.
+    """
     ranks = RANKS if len(rows) > 1 else max(row.ranks for row in rows)
     cases = placed(rows, ranks)
     try:
@@ -114,13 +123,16 @@ def look_at(rows: Sequence[Row], looks: Sequence[Look], timeout: str) -> list[di
             half = len(rows) // 2
             return [each for part in (rows[:half], rows[half:]) for each in look_at(part, looks, timeout)]
         if len(looks) > 1:
-            return [
-                {look: seen for each in looks for look, seen in look_at(rows, [each], timeout)[0].items()}
-            ]
-        return [{looks[0]: str(error).partition("\n")[0]}]
+            parts, seconds = zip(*(look_at(rows, [each], timeout)[0] for each in looks), strict=True)
+            return [({look: seen for part in parts for look, seen in part.items()}, sum(seconds))]
+        return [({looks[0]: str(error).partition("\n")[0]}, 0.0)]
+    of_cases = [[by_rank[rank][number] for rank in own] for number, (_, own) in enumerate(cases)]
     return [
-        {look: [by_rank[rank][number][place] for rank in own] for place, look in enumerate(looks)}
-        for number, (_, own) in enumerate(cases)
+        (
+            {look: [seen[place] for seen, _ in of_ranks] for place, look in enumerate(looks)},
+            sum(seconds for _, seconds in of_ranks),
+        )
+        for of_ranks in of_cases
     ]
 
 
@@ -138,11 +150,13 @@ def placed(rows: Sequence[Row], ranks: int) -> list[tuple[Row, list[int]]]:
 
 def see(
     communicator: Communicator, cases: Sequence[tuple[Row, list[int]]], looks: Sequence[Look]
-) -> dict[int, list[Any]]:
-    """What this rank sees with each look, by the number of the case."""
+) -> dict[int, tuple[list[Any], float]]:
+    """What this rank sees with each look, and its seconds of the processor, by the number of the case."""
     torch.set_num_threads(1)
-    return {
-        number: [look(Subset(communicator, ranks), row) for look in looks]
-        for number, (row, ranks) in enumerate(cases)
-        if communicator.rank in ranks
-    }
+    noted = {}
+    for number, (row, ranks) in enumerate(cases):
+        if communicator.rank in ranks:
+            started = time.process_time()
+            seen = [look(Subset(communicator, ranks), row) for look in looks]
+            noted[number] = seen, time.process_time() - started
+    return noted
