@@ -44,3 +44,4 @@ def test_a_run_that_fails_is_told_in_its_row_and_loses_no_other():
     reference_free = [check for check in matrix.CHECKS if check != "types"]
     assert table.loc["failing", reference_free].str.contains("ZeroDivisionError").all()
     assert {*table.loc["right", reference_free]} == {"missed"}
+    assert table.attrs["processor_seconds"]["right"] > 0
