@@ -112,6 +112,27 @@ class SameParts(OverTensorRanks):
                 nn.init.normal_(each)
 
 
+class OldWeights(OverTensorRanks):
+    def __init__(self, model, groups):
+        super().__init__(model, groups)
+        self.optimizer = torch.optim.Adam([each.detach().clone() for each in self.module.parameters()], 0.01)
+
+    def step(self, batch):
+        self.module.zero_grad()
+        return super().step(batch)
+
+
+class BiasesNotCleared(OverTensorRanks):
+    def step(self, batch):
+        names = [name for name, _ in self.module.named_parameters() if name.endswith("bias")]
+        kept = [self.module.get_parameter(name).grad for name in names]
+        loss = super().step(batch)
+        for name, each in zip(names, kept, strict=True):
+            if each is not None:
+                self.module.get_parameter(name).grad += each
+        return loss
+
+
 OURS = {
     OverTensorRanks: [],
     NoMean: [("data 2", "gradient", "no mean was taken", r"in step, tensor.py:\d+ in backward")],
@@ -124,12 +145,16 @@ OURS = {
         )
     ],
     SharesOfTensorRanks: [("tensor 2", "gradient", "2 times too small", r"test_verify.py:\d+ in finish")],
-    OwnNorm: [("tensor 2", "norm", "of this rank alone", "in OwnNorm.update")],
+    OwnNorm: [("tensor 2", "norm", "what this rank holds alone", "in OwnNorm.update")],
     WithoutMoments: [("one rank", "restart", "'optimizer'", "in WithoutMoments.load_state_dict")],
     BiasOnEveryRank: [
         ("tensor 2", "loss", "layers.1.attention.out is the first", "RowParallelLinear.forward")
     ],
     OwnWeights: [("one rank", "weights", "does not keep the weights", "OwnWeights")],
+    OldWeights: [("one rank", "updated weights", "no update moves them", "in OverTensorRanks.update")],
+    BiasesNotCleared: [
+        ("one rank", "gradient", "of the step before are still in it", "in BiasesNotCleared.step")
+    ],
     SameParts: [
         ("one rank", "first weights", "not those that one process draws", "in SameParts.initialise"),
         ("tensor 2", "first weights", "the same numbers for different parts", "in SameParts.initialise"),

@@ -29,14 +29,16 @@ Output = tuple[str, nn.Module, Tensor]  # a layer's name, the layer, the rows th
 
 def kind_of_loss(reference: Reference, loss: float, layer: str) -> str:
     """What would explain this loss; `layer` is the first whose output is wrong, if there is one."""
+    limit = reference.loss_tolerance
     if layer:
-        return f"{layer} is the first layer with another output"
+        return f"{layer} is the first layer whose output differs"
+    for parts in reference.parts:
+        if any(abs(loss - reference.differentiated(reference.still, each)[0]) <= limit for each in parts):
+            return f"every rank takes the same of {len(parts)} parts of the batch"
     for count, value, _ in reference.unequal:
-        if abs(loss - value) <= reference.loss_tolerance:
+        if abs(loss - value) <= limit:
             return _alike(count)
-    if factor := _factor(loss / reference.loss):
-        return factor
-    return "the layers' outputs are right: what is made of them is not"
+    return _factor(loss / reference.loss) or "the layers' outputs are right: the loss made of them is not"
 
 
 def kind_of_gradient(
@@ -75,7 +77,7 @@ def kind_of_gradient(
 
 
 def _alike(count: int) -> str:
-    return f"{count} parts of the batch count alike, although they hold unequally much"
+    return f"a mean of the means of {count} parts of the batch, which hold unequally much"
 
 
 def _factor(ratio: float) -> str:
@@ -88,12 +90,21 @@ def _factor(ratio: float) -> str:
     return ""
 
 
-def first_wrong_layer(reference: Reference, training: Any, places: Mapping[str, Tensor]) -> Output | None:
-    """The first layer of this rank that gives rows which it does not give in one process; all ranks take a step.
+def first_wrong_layer(
+    reference: Reference, training: Any, places: Mapping[str, Tensor]
+) -> tuple[str, str, torch.dtype] | None:
+    """The first layer of this rank that gives rows which it does not give in one process: its name, line and dtype.
+
+    All ranks take a step.
 
     A layer is known by the numbers that it has: `places` of its parameters in the whole model.
     """
-    right, seen, layers = list[Output](), list[Output](), dict[str, nn.Module]()
+    right, seen, layers, paths = (
+        list[Output](),
+        list[Output](),
+        dict[str, nn.Module](),
+        dict[nn.Module, str](),
+    )
     with _outputs(dict(reference.still.named_modules()), right):
         reference.differentiated(reference.still, reference.batch)
     for name, layer in training.module.named_modules():
@@ -101,16 +112,16 @@ def first_wrong_layer(reference: Reference, training: Any, places: Mapping[str, 
         if own := [places[each] for each in names if len(places.get(each, ()))]:
             owners = [owner.split(".")[:-1] for owner in reference.owners(torch.cat(own))]
             common = itertools.takewhile(lambda part: len({*part}) == 1, zip(*owners, strict=False))
-            layers[".".join(part[0] for part in common)] = layer
+            layers[".".join(part[0] for part in common)], paths[layer] = layer, name
     with _outputs(layers, seen):
         training.step(reference.batch)
     for name, layer, rows in seen:
         same = [each for other, _, each in right if other == name and each.shape[1] == rows.shape[1]]
         if same and len(rows):
             expected = torch.cat(same)
-            off = torch.cdist(rows, expected, p=math.inf).amin(dim=1).max()
+            off = torch.cdist(rows.double(), expected, p=math.inf).amin(dim=1).max()
             if not off <= 1e-9 * expected.abs().max():
-                return name or "the model", layer, rows
+                return name, _line_around(training.module, paths[layer]), rows.dtype
     return None
 
 
@@ -122,7 +133,7 @@ def _outputs(layers: Mapping[str, nn.Module], into: list[Output]) -> Iterator[No
         def note(layer: nn.Module, _: Any, output: Any) -> None:
             output = local(output)
             if isinstance(output, Tensor) and output.dim() > 1:
-                into.append((name, layer, output.detach().flatten(0, -2).double()))
+                into.append((name, layer, output.detach().flatten(0, -2)))
 
         return note
 
@@ -132,6 +143,15 @@ def _outputs(layers: Mapping[str, nn.Module], into: list[Output]) -> Iterator[No
     finally:
         for each in handles:
             each.remove()
+
+
+def _line_around(module: nn.Module, path: str) -> str:
+    """Of the forward pass of the layer there, or of the nearest around it that is not PyTorch's."""
+    parts = path.split(".") if path else []
+    forwards = [
+        type(module.get_submodule(".".join(parts[:end]))).forward for end in range(len(parts), -1, -1)
+    ]
+    return line_of(next((each for each in forwards if is_theirs(each.__code__.co_filename)), forwards[0]))
 
 
 def last_change(training: Any, batch: Batch, name: str | None) -> str:

@@ -34,7 +34,7 @@ class Reference:
     Attributes:
         model, still: the whole model, and without dropout.
         first: the weights as they were built.
-        loss, gradient: of the first step, without dropout.
+        loss, gradient: of the first step, without dropout; `second`: the gradient of a step after it.
         epsilon: of the loss's dtype.
         loss_tolerance, tolerance: by how much right ones may differ.
         names, sizes: of the parameters.
@@ -78,6 +78,9 @@ class Reference:
         off = max(abs(value - self.loss) for value, _ in moved)
         self.loss_tolerance = MARGIN * max(off, self.epsilon * abs(self.loss))
         self.tolerance = self.tolerance_of(self.gradient, [each for _, each in moved])
+        used = copy.deepcopy(self.still)
+        self._loss(used, self.batch)  # buffers may move with it
+        _, self.second = self.differentiated(used, self.flipped)
         self.numbers: dict[str, tuple[float | None, float]] = {}
         self.weights: Tensor | None = None
         self.weights_tolerance = self.tolerance
@@ -88,6 +91,8 @@ class Reference:
 
     def _refuse(self) -> None:
         """What cannot be compared."""
+        if not math.isfinite(self.loss):
+            raise ValueError(f"loss is {self.loss} for this batch; it must be a finite number")
         again, _ = self.differentiated(self.still, self.batch)
         if again != self.loss:
             right = "dropout layers are off already: switch off what else is random"
@@ -119,9 +124,14 @@ class Reference:
         """The mean of the losses of these parts, and its gradient."""
         model = copy.deepcopy(model)  # what a forward pass leaves behind is gone with it
         try:
-            loss = torch.stack([self._loss(model, part) for part in parts]).mean()
+            losses = [self._loss(model, part) for part in parts]
         except RuntimeError as error:
             raise ValueError(f"loss cannot be computed with build's model in float64: {error}") from error
+        if not all(isinstance(each, Tensor) and each.numel() == 1 for each in losses):
+            raise ValueError(
+                f"loss returns a {type(losses[0]).__name__}; it must return a tensor with one number"
+            )
+        loss = torch.stack(losses).mean()
         loss.backward()
         self.epsilon = torch.finfo(loss.dtype).eps
         gradients = (torch.zeros_like(p) if p.grad is None else p.grad for p in model.parameters())
@@ -172,15 +182,27 @@ class Reference:
         found = torch.searchsorted(ends, places.flatten(), right=True).unique()
         return [self.names[each] for each in found.tolist()]
 
+    def is_even(self, count: int) -> bool:
+        """Whether the batch has so many equal parts that count alike, so that their weights cannot be told apart."""
+        if not 1 < count <= len(self.batch[0]) or len(self.batch[0]) % count:
+            return False
+        parts = [*zip(*(each.chunk(count) for each in self.batch), strict=True)]
+        _, gradient = self.differentiated(self.still, *parts)
+        return bool(((gradient - self.gradient).abs() <= self.tolerance).all())
+
     @cached_property
-    def unequal(self) -> list[tuple[int, float, Tensor]]:
-        """Where the batch's parts count alike although they hold unequally much: how many, loss, gradient."""
+    def parts(self) -> list[list[Batch]]:
+        """The ways in which the batch has equal parts: neighbours, and every n-th."""
         examples, ways = len(self.batch[0]), []
         for count in (count for count in range(2, examples + 1) if examples % count == 0):
             ways.append([[*each.chunk(count)] for each in self.batch])
             ways.append([[each[start::count] for start in range(count)] for each in self.batch])
-        parts = [[*zip(*way, strict=True)] for way in ways]
-        found = [(len(each), *self.differentiated(self.still, *each)) for each in parts]
+        return [[*zip(*way, strict=True)] for way in ways]
+
+    @cached_property
+    def unequal(self) -> list[tuple[int, float, Tensor]]:
+        """Where parts count alike although they hold unequally much: how many, loss, gradient."""
+        found = [(len(each), *self.differentiated(self.still, *each)) for each in self.parts]
         return [each for each in found if ((each[2] - self.gradient).abs() > self.tolerance).any()]
 
 

@@ -60,7 +60,7 @@ from workshop_utils.comm.ring import ring_all_reduce
 from workshop_utils.comm.subset import Subset
 from workshop_utils.parallel import diagnosis
 from workshop_utils.parallel.mesh import mesh_of
-from workshop_utils.parallel.reference import Batch, Reference, has_dropout
+from workshop_utils.parallel.reference import Batch, Reference, flat, has_dropout
 
 FOLLOWS = "other examples count, or count differently"  # or the loss is wrong already
 ALONE = "first weights", "evaluation", "dropout", "restart", "precision"  # these make no other cut wrong
@@ -93,7 +93,7 @@ class Finding(NamedTuple):
         names = ", ".join(self.parameters[:3]) + (f" and {more} more" if more > 0 else "")
         of = f" of {names}" if names else ""
         on = f"rank{'s' * (len(self.ranks) > 1)} {', '.join(map(str, self.ranks))}"
-        off = f": off by {self.error:.1e} of its size, of which rounding explains {self.tolerance:.0e}"
+        off = f": off by {self.error:.1e} of its size, of which rounding allows {self.tolerance:.0e}"
         where = f"{self.cut}: {self.check}{of}, {on}{off * (self.tolerance > 0)}"
         return f"{where}\n    {self.kind}\n    look at {self.line}"
 
@@ -108,7 +108,7 @@ class Report(NamedTuple):
     def __str__(self) -> str:
         verdict = f"{len(self.findings)} wrong" if self.findings else "equal to one process"
         parts = [*map(str, self.findings), f"tried: {'; '.join(self.tried)}: {verdict}"]
-        return "\n".join(parts + [f"not tried: {each}" for each in self.left_out])
+        return "\n".join(parts + [f"not checked: {each}" for each in self.left_out])
 
 
 def device_mesh(_: Communicator, **cut: int) -> Any:
@@ -120,7 +120,8 @@ def device_mesh(_: Communicator, **cut: int) -> Any:
 
     everybody = torch.distributed.get_world_size()
     sizes = everybody // math.prod(cut.values()), *cut.values()
-    return init_device_mesh("cpu", sizes, mesh_dim_names=("copies", *cut))[tuple(cut)]
+    whole = init_device_mesh("cpu", sizes, mesh_dim_names=("copies", *cut))
+    return whole[tuple(cut)] if cut else whole
 
 
 def verify(
@@ -137,7 +138,8 @@ def verify(
 
     Args:
         build: makes the whole model, small: two layers show what eighty do. It is called after
-            `torch.manual_seed(seed)`, and what it gives is computed with in float64.
+            `torch.manual_seed(seed)`, and what it gives is computed with in float64,
+            PyTorch's default dtype meanwhile.
         loss: the mean loss of a whole model over a batch, in plain PyTorch: what is right.
         make: given a copy of the whole model and the mesh, this rank's training. It may change the copy. PyTorch's
             generator has one seed on all ranks: what needs states of its own seeds them, there or in `step`.
@@ -153,9 +155,32 @@ def verify(
         ValueError: for a model that is random without a seed, a layout that the ranks are not a multiple of, a loss
             that is not a mean, a batch that gives no gradient, or what `make` raises under the whole layout.
     """
-    everybody = communicator or TorchCommunicator()
+    before = torch.get_default_dtype()
+    torch.set_default_dtype(torch.float64)
+    try:
+        return _verified(build, loss, make, batch, layout, communicator or TorchCommunicator(), mesh, seed)
+    finally:
+        torch.set_default_dtype(before)
+
+
+def _verified(
+    build: Callable[[], nn.Module],
+    loss: Callable[[nn.Module, Batch], Tensor],
+    make: Callable[[nn.Module, Any], Any],
+    batch: Batch,
+    layout: Mapping[str, int],
+    everybody: Communicator,
+    mesh: Callable[..., Any],
+    seed: int,
+) -> Report:
     whole = Reference(build, loss, batch, seed)
-    idle = f"numbers of {', '.join(whole.idle[:3])}: this batch gives them no gradient"
+    blind = [
+        f"weights of {size} unequal parts: this batch's count alike"
+        for size in {*layout.values()}
+        if whole.is_even(size)
+    ]
+    if whole.idle:
+        blind.append(f"numbers of {', '.join(whole.idle[:3])}: this batch gives them no gradient")
     findings, tried, left_out = list[Finding](), list[str](), list[str]()
     failed = list[tuple[set[str], Finding]]()  # directions, and what is wrong where they are cut
     for cut in _cuts(layout, everybody.size, mesh):
@@ -186,7 +211,7 @@ def verify(
         findings += found
         tried.append(shown)
         left_out += compared.left_out if not names else []
-    return Report(tuple(findings), tuple(tried), (*left_out, *[idle] * bool(whole.idle)))
+    return Report(tuple(findings), tuple(tried), (*left_out, *blind))
 
 
 def _ranks_of(cut: Mapping[str, int], mesh: Callable[..., Any]) -> int:
@@ -233,10 +258,15 @@ class _Compared:
     ) -> None:
         self.whole, self.ranks, self.left_out = whole, ranks, list[str]()
         self.saved: Any = None
+        self.third: float | None = None
 
         def made(model: nn.Module) -> Any:
             torch.manual_seed(whole.seed)
-            return make(copy.deepcopy(model), mesh)
+            training = make(copy.deepcopy(model), mesh)
+            if not isinstance(getattr(training, "module", None), nn.Module) or not hasattr(training, "step"):
+                kind = type(training).__name__
+                raise ValueError(f"make returns a {kind}; it must return an object with a module and a step")
+            return training
 
         self.made = made
         self.numbers = _parameters(made(whole.numbered()))  # by this rank's names
@@ -275,6 +305,7 @@ class _Compared:
     def _first_weights(self) -> list[Finding]:
         """Whether ranks that draw their own weights draw those of one process."""
         if not hasattr(self.training, "initialise"):
+            self.left_out.append("first weights: the training has no initialise")
             return []
         training = self.made(self.whole.still)
         torch.manual_seed(self.whole.seed)
@@ -296,7 +327,7 @@ class _Compared:
     def _evaluation(self) -> list[Finding]:
         """The mean over two batches of different sizes."""
         if not hasattr(self.training, "evaluate"):
-            self.left_out.append("evaluation: there is no evaluate")
+            self.left_out.append("evaluation: the training has no evaluate")
             return []
         whole, examples = self.whole, len(self.whole.batch[0])
         short = tuple(each[: max(1, examples - 1)] for each in whole.batch)
@@ -327,15 +358,8 @@ class _Compared:
         whole, found = self.whole, list[Finding]()
         loss = _number(self.training.step(whole.batch))
         gradients = _parameters(self.training, of_gradients=True)
-        self.training.step(whole.batch)
-        again = _parameters(self.training, of_gradients=True)
-        if all(torch.allclose(again[name], 2 * each, 1e-9, 0) for name, each in gradients.items()):
-            kind = "they are added to those of the step before: step must clear them"
-            found += [self._finding("gradient", kind, self.training.step)] * any(
-                map(torch.any, gradients.values())
-            )
         if loss is None and self.ranks.size == 1:
-            self.left_out.append("loss: step returns none")
+            self.left_out.append("loss: step returns None")
         known = [each for each in _gathered(self.ranks, loss) if each is not None]
         loss = whole.loss if loss is None else loss
         wrong = self._wrong(gradients, whole.gradient, whole.tolerance)
@@ -348,7 +372,7 @@ class _Compared:
         is_loss_wrong = not off <= limit and not is_rounded
         forward = any(_gathered(self.ranks, is_loss_wrong))
         if not forward and not any(_gathered(self.ranks, bool(wrong))):
-            return found
+            return found + self._second_gradients(gradients)
         total, line = self._summed(gradients), ""
         layer, line = self._first_wrong_layer() if forward else ("", "")
         nearest = max(wrong, key=lambda name: int(self.places[name].max()), default=None)
@@ -371,18 +395,28 @@ class _Compared:
                 found.append(self._finding(check, kind or way, line, error, limit, whole.owners(places)))
         return found
 
+    def _second_gradients(self, first: Mapping[str, Tensor]) -> list[Finding]:
+        """What a step leaves to the next, which has the examples in another order."""
+        whole, step = self.whole, self.training.step
+        step(whole.flipped)
+        second, found = _parameters(self.training, of_gradients=True), list[Finding]()
+        for name, error in self._wrong(second, whole.second, whole.tolerance).items():
+            added = self._wrong({name: second[name] - first[name]}, whole.second, 4 * whole.tolerance)
+            kind = "right in the first step, and not in the second: something is left of the step before"
+            if not added:
+                kind = "gradients of the step before are still in it: step must clear them"
+            found.append(self._finding("gradient", kind, step, error, 0, whole.owners(self.places[name])))
+        return found
+
     def _first_wrong_layer(self) -> tuple[str, str]:
         """Of all ranks, and its line."""
         found, whole = diagnosis.first_wrong_layer(self.whole, self.training, self.places), self.whole
         own: tuple[int, str, str] = len(whole.names), "", ""
         if found:
-            name, layer, _ = found
-            number = next(
-                number
-                for number, each in enumerate(whole.names)
-                if each.startswith(name) or name == "the model"
-            )
-            own = number, name, diagnosis.line_of(type(layer).forward)
+            name, line, dtype = found
+            first = (number for number, each in enumerate(whole.names) if each.startswith(name))
+            words = (name or "the model") + f", in {dtype}," * (dtype != torch.float64)
+            own = next(first), words, line
         _, name, line = min(map(tuple, _gathered(self.ranks, own)))
         return name, line
 
@@ -432,55 +466,54 @@ class _Compared:
         for one, other in itertools.combinations(by_rank, 2):  # those that have most activations in common
             shared = one.keys() & other.keys()
             if 2 * len(shared) >= min(len(one), len(other)) and any(one[key] != other[key] for key in shared):
-                found = ["ranks with the same activations drop different ones: they need one random state"]
+                found = [
+                    "ranks with the same activations get different dropout masks: they need one random state"
+                ]
         if scored.seen:
             found.append("evaluate drops activations: the layers are in training mode")
         if first and again.lost == first != masks.lost[len(first) :]:
             found.append("a restart draws the first step's random numbers again: their state is not saved")
         if any(len(keys) > 1 for keys in keys_of.values()):
-            found.append("different activations lose the same places: they need random states of their own")
+            found.append(
+                "different activations get the same dropout mask: they need random states of their own"
+            )
         return [self._finding("dropout", kind, training.step) for kind in found]
 
     def _updates(self) -> list[Finding]:
-        """Norms, and what two updates make, which must be what they make of one rank's training."""
+        """Norms, and what three updates make, which must be what they make of one rank's training."""
         if not hasattr(self.training, "update"):
-            self.left_out.append("norm, updates and restart: there is no update")
+            self.left_out.append("norm, updates and restart: the training has no update")
             return []
         whole, update, found = self.whole, self.training.update, list[Finding]()
         gradients = _parameters(self.training, of_gradients=True).values()
         squares = _gathered(self.ranks, sum(each.square().sum().item() for each in gradients))
         numbers, self.weights, self.saved = self._run(self.made(whole.still))
-        third, (unscored, *_) = numbers.pop("third loss"), self._run(self.made(whole.still), is_scored=False)
-        undisturbed = unscored["third loss"]
+        self.third = numbers.pop("third loss")
         right, limit, norm = whole.gradient.norm().item(), whole.tolerance.norm().item(), numbers["norm"]
         if norm is not None and not abs(norm - right) <= limit:
             kind = f"it is {norm / right:.4g} times as long as it should be"
-            alone = [rank for rank, each in enumerate(squares) if abs(norm - math.sqrt(each)) <= limit]
-            if alone and self.ranks.size > 1:
-                whose = "this rank" if self.ranks.rank in alone else f"rank {alone[0]}"
-                kind = f"it is that of the numbers of {whose} alone"
+            of = [rank for rank, each in enumerate(squares) if abs(norm - math.sqrt(each)) <= limit]
+            if of and self.ranks.size > 1:
+                whose = "this rank" if self.ranks.rank in of else f"rank {of[0]}"
+                kind = f"the norm of what {whose} holds alone"
             if abs(norm - math.sqrt(sum(squares))) <= limit:
-                kind = "numbers that are held more than once count each time"
+                kind = "what is held more than once counts each time"
             found.append(self._finding("norm", kind, update, abs(norm / right - 1), limit / right))
         if any(_gathered(self.ranks, bool(found))):
             return found
-        if (
-            third is not None
-            and undisturbed is not None
-            and not abs(third - undisturbed) <= whole.loss_tolerance
-        ):
-            kind, off = "it changes what the training goes on with", abs(third / undisturbed - 1)
-            limit = whole.loss_tolerance / abs(undisturbed)
-            found.append(self._finding("evaluation", kind, self.training.evaluate, off, limit))
+        still = self._wrong(self.weights, flat(whole.still.parameters()), 0 * whole.gradient)
+        idle = [
+            name
+            for name in self.weights
+            if name not in still and (whole.gradient[self.places[name]] != 0).any()
+        ]
+        if idle:
+            owners = whole.owners(torch.cat([self.places[name] for name in idle]))
+            found.append(self._finding("updated weights", "no update moves them", update, names=owners))
         mean = self._summed(self.weights) / self.held
         if self.ranks.size == 1 and not whole.numbers:
             others, moved, _ = self._run(self.made(whole.moved(0)))
             whole.take(numbers, mean, others, self._summed(moved) / self.held)
-        for name, value in numbers.items():
-            right, limit = whole.numbers.get(name, (value, 0.0))
-            if value is not None and right is not None and not abs(value - right) <= limit:
-                kind = "not what it is with one rank"
-                found.append(self._finding(name, kind, update, abs(value / right - 1), limit / abs(right)))
         expected = mean if whole.weights is None else whole.weights
         limits = whole.weights_tolerance / whole.largest(expected)
         for name, error in self._wrong(self.weights, expected, whole.weights_tolerance).items():
@@ -490,42 +523,72 @@ class _Compared:
                 kind = "ranks that hold the same weights have come apart"
             limit = limits[places].max().item()
             found.append(self._finding("updated weights", kind, update, error, limit, whole.owners(places)))
+        if any(_gathered(self.ranks, bool(found))):  # what follows comes of it
+            return found
+        for name, value in numbers.items():
+            known, limit = whole.numbers.get(name, (value, 0.0))
+            if off := _off(value, known, limit):
+                kind = "not what it is with one rank"
+                found.append(self._finding(name, kind, update, off, limit / abs(known or 1.0)))
         return found
 
     def _run(
         self, training: Any, is_scored: bool = True
     ) -> tuple[dict[str, float | None], dict[str, Tensor], Any]:
-        """Two steps with their updates: what they returned, the weights, and the state between them."""
+        """Three steps with their updates: what they returned, the weights, and the state after the first."""
         whole, numbers = self.whole, dict[str, float | None]()
         numbers["loss"], numbers["norm"] = _number(training.step(whole.batch)), _number(training.update())
         state = copy.deepcopy(training.state_dict()) if hasattr(training, "state_dict") else None
         numbers["second loss"] = _number(training.step(whole.flipped))
         numbers["second norm"] = _number(training.update())
-        weights = _parameters(training)
-        if is_scored and hasattr(training, "evaluate"):
-            numbers["evaluation after two updates"] = _number(training.evaluate([whole.batch]))
+        can_score = is_scored and hasattr(training, "evaluate")
+        if can_score:
+            training.evaluate([whole.batch])  # which must not disturb what follows
         numbers["third loss"] = _number(training.step(whole.batch))
+        training.update()
+        weights = _parameters(training)
+        if can_score:
+            numbers["evaluation after the updates"] = _number(training.evaluate([whole.batch]))
         return numbers, weights, state
+
+    def _undisturbed(self) -> list[Finding] | None:
+        """Whether the training goes on as one that is not evaluated on the way; None if it does on all ranks."""
+        whole, (unscored, *_) = self.whole, self._run(self.made(self.whole.still), is_scored=False)
+        off = _off(self.third, unscored["third loss"], whole.loss_tolerance)
+        if not any(_gathered(self.ranks, bool(off))):
+            return None
+        kind = "an evaluation changes what the training goes on with"
+        if not hasattr(self.training, "evaluate"):
+            kind = "two trainings from the same weights, batches and seed are not the same"
+        where, limit = (
+            getattr(self.training, "evaluate", self.training.update),
+            whole.loss_tolerance / abs(whole.loss),
+        )
+        return [self._finding("evaluation", kind, where, off, limit)] if off else []
 
     def _restart(self) -> list[Finding]:
         """Whether going on from what was saved after one update is going on."""
         if not hasattr(self.training, "load_state_dict") or self.saved is None:
-            self.left_out.append("restart: there are no state_dict and load_state_dict")
-            return []
+            self.left_out.append("restart: the training has no state_dict and load_state_dict")
+            return self._undisturbed() or []
         whole, again = self.whole, self.made(self.whole.still)
         again.load_state_dict(copy.deepcopy(self.saved))
         loaded, saved = (tree_flatten_with_path(each)[0] for each in (again.state_dict(), self.saved))
         lost = [path for path, each in saved if not diagnosis.equal(each, dict(loaded).get(path))]
         again.step(whole.flipped)
         again.update()
+        third = _number(again.step(whole.batch))
+        again.update()
         wrong = self._wrong(
             _parameters(again), self._summed(self.weights) / self.held, whole.weights_tolerance
         )
+        differs = bool(wrong or _off(third, self.third, whole.loss_tolerance))
+        if any(_gathered(self.ranks, differs)) and (found := self._undisturbed()) is not None:
+            return found
         if hasattr(again, "evaluate"):
-            right, limit = whole.numbers.get("evaluation after two updates", (None, 0.0))
             value = _number(again.evaluate([whole.batch]))
-            if value is not None and right is not None and not abs(value - right) <= limit:
-                wrong[""] = abs(value / right - 1)
+            if off := _off(value, *whole.numbers.get("evaluation after the updates", (None, 0.0))):
+                wrong[""] = off
         if not wrong:
             return []
         kind = (
@@ -589,6 +652,13 @@ def _merged(cut: str, found: Sequence[Finding], whole: Reference) -> list[Findin
 
 def _number(value: Any) -> float | None:
     return None if value is None else float(diagnosis.local(value))
+
+
+def _off(value: float | None, right: float | None, limit: float) -> float:
+    """How far it is off, relative; 0 where no more than the limit, or where one of the two is not known."""
+    if value is None or right is None or abs(value - right) <= limit:
+        return 0.0
+    return abs(value / right - 1)
 
 
 def _filled(x: Tensor, count: int) -> Tensor:
