@@ -47,7 +47,8 @@ HINTS = {  # by what a false alarm names
 def caught(results: Any) -> float:
     """In how many pairs of a bug and a check the check finds the bug; `results` is what `matrix.matrix` gives."""
     refuse(
-        not hasattr(results, "columns"), "`results` is no table: give what `matrix.matrix(three, people)` returned."
+        not hasattr(results, "columns"),
+        "`results` is no table: give what `matrix.matrix(three, people)` returned.",
     )
     bugs, missing = [*map(str, results.index)], {*CHECKS} - {*results.columns}
     refuse(
