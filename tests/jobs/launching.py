@@ -50,7 +50,7 @@ def trained_by_one_process(
     """Each step's loss, and the network after it has taken `batches`, rows of the digits, at the rate of each step."""
     digits = data.arrays(data.prepare("digits"))
     images, labels = digits.train_images.astype(np.float64), digits.train_labels
-    mlp, losses = MLP.initialise(images.shape[1], width, data.CLASSES), []
+    mlp, losses = MLP.initialise(images.shape[1], width, 10), []
     for step, rows in enumerate(batches):
         loss, gradients = mlp.gradients(images[rows], labels[rows])
         mlp = mlp.step(gradients, rate(step))

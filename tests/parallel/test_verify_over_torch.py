@@ -271,7 +271,7 @@ TENSOR = {
     "rows lost": (RowsLost, "tensor 2: weights of 4.bias; no rank has all of their numbers; RowsLost"),
     "same draws": changed(
         OverDTensor,
-        "tensor 2: first weights of 7.bias; the same numbers for different parts; in <lambda>",
+        "tensor 2: first weights of 7.bias; not those that one process draws; in <lambda>",
         initialise=lambda self: draw(self.module),
     ),
 }

@@ -32,9 +32,9 @@ def kind_of_loss(reference: Reference, loss: float, layer: str) -> str:
     limit = reference.loss_tolerance
     if layer:
         return f"{layer} is the first layer whose output differs"
-    for parts in reference.parts:
-        if any(abs(loss - reference.differentiated(reference.still, each)[0]) <= limit for each in parts):
-            return f"every rank takes the same of {len(parts)} parts of the batch"
+    for losses, _ in reference.divided:
+        if any(abs(loss - each) <= limit for each in losses):
+            return f"every rank takes the same of {len(losses)} parts of the batch"
     for count, value, _ in reference.unequal:
         if abs(loss - value) <= limit:
             return _alike(count)

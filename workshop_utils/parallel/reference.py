@@ -183,27 +183,34 @@ class Reference:
         return [self.names[each] for each in found.tolist()]
 
     def is_even(self, count: int) -> bool:
-        """Whether the batch has so many equal parts that count alike, so that their weights cannot be told apart."""
+        """Whether so many equal parts of the batch count alike, so that it cannot show wrong weights."""
         if not 1 < count <= len(self.batch[0]) or len(self.batch[0]) % count:
             return False
-        parts = [*zip(*(each.chunk(count) for each in self.batch), strict=True)]
+        parts = zip(*(each.chunk(count) for each in self.batch), strict=True)
         _, gradient = self.differentiated(self.still, *parts)
         return bool(((gradient - self.gradient).abs() <= self.tolerance).all())
 
     @cached_property
-    def parts(self) -> list[list[Batch]]:
-        """The ways in which the batch has equal parts: neighbours, and every n-th."""
-        examples, ways = len(self.batch[0]), []
+    def divided(self) -> list[tuple[list[float], Tensor]]:
+        """For each way of cutting the batch into equal parts, neighbours or every n-th: losses, mean gradient."""
+        examples, found = len(self.batch[0]), []
         for count in (count for count in range(2, examples + 1) if examples % count == 0):
-            ways.append([[*each.chunk(count)] for each in self.batch])
-            ways.append([[each[start::count] for start in range(count)] for each in self.batch])
-        return [[*zip(*way, strict=True)] for way in ways]
+            chunks = [[*each.chunk(count)] for each in self.batch]
+            strides = [[each[start::count] for start in range(count)] for each in self.batch]
+            for way in (chunks, strides):
+                try:
+                    parts = [self.differentiated(self.still, part) for part in zip(*way, strict=True)]
+                except ValueError:  # such as batch normalisation's of a single example
+                    continue
+                gradients = torch.stack([gradient for _, gradient in parts])
+                found.append(([loss for loss, _ in parts], gradients.mean(0)))
+        return found
 
-    @cached_property
+    @property
     def unequal(self) -> list[tuple[int, float, Tensor]]:
         """Where parts count alike although they hold unequally much: how many, loss, gradient."""
-        found = [(len(each), *self.differentiated(self.still, *each)) for each in self.parts]
-        return [each for each in found if ((each[2] - self.gradient).abs() > self.tolerance).any()]
+        apart = [each for each in self.divided if ((each[1] - self.gradient).abs() > self.tolerance).any()]
+        return [(len(losses), sum(losses) / len(losses), gradient) for losses, gradient in apart]
 
 
 def flat(tensors: Iterable[Tensor]) -> Tensor:

@@ -17,7 +17,7 @@ stop the learning. So make everything small, seed it, compute in float64, and co
 and, if it has them,
 
     update()                clips, lets the optimizer step, and returns the norm of the gradient before, or None
-    evaluate(batches)       returns the mean loss over all these whole batches, or None
+    evaluate(batches)       returns the mean loss over all these whole batches, of any sizes, or None
     state_dict(), load_state_dict(state)        what a restart needs: of a training, and into one just made
     initialise()            draws this rank's weights, as `build` would from the same seed
 
@@ -37,7 +37,10 @@ so on. What a rank's part then contains says which numbers of the whole model it
 **Tolerances** are measured, too: by how much right results differ if each weight changes in its last bit, or examples
 come in another order, times `MARGIN`.
 
-For PyTorch's DDP, FSDP2 and DTensor leave `communicator` out and pass `mesh=device_mesh`.
+For PyTorch's DDP, FSDP2 and DTensor leave `communicator` out and pass `mesh=device_mesh`. Ranks must be processes, as
+threads share PyTorch's random state, and `make` may refuse a cut by a ValueError only if it does on all of its ranks.
+
+What it cannot see: kernels of a GPU, a dtype other than float64, and races. It compares mathematics.
 """
 
 from __future__ import annotations
@@ -47,6 +50,7 @@ import itertools
 import json
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -124,6 +128,19 @@ def device_mesh(_: Communicator, **cut: int) -> Any:
     return whole[tuple(cut)] if cut else whole
 
 
+@contextmanager
+def _in_float64() -> Iterator[None]:
+    """PyTorch's default dtype, and a random state of its own."""
+    before = torch.get_default_dtype()
+    torch.set_default_dtype(torch.float64)
+    try:
+        with torch.random.fork_rng(devices=[]):
+            yield
+    finally:
+        torch.set_default_dtype(before)
+
+
+@_in_float64()
 def verify(
     build: Callable[[], nn.Module],
     loss: Callable[[nn.Module, Batch], Tensor],
@@ -155,27 +172,10 @@ def verify(
         ValueError: for a model that is random without a seed, a layout that the ranks are not a multiple of, a loss
             that is not a mean, a batch that gives no gradient, or what `make` raises under the whole layout.
     """
-    before = torch.get_default_dtype()
-    torch.set_default_dtype(torch.float64)
-    try:
-        return _verified(build, loss, make, batch, layout, communicator or TorchCommunicator(), mesh, seed)
-    finally:
-        torch.set_default_dtype(before)
-
-
-def _verified(
-    build: Callable[[], nn.Module],
-    loss: Callable[[nn.Module, Batch], Tensor],
-    make: Callable[[nn.Module, Any], Any],
-    batch: Batch,
-    layout: Mapping[str, int],
-    everybody: Communicator,
-    mesh: Callable[..., Any],
-    seed: int,
-) -> Report:
+    everybody = communicator or TorchCommunicator()
     whole = Reference(build, loss, batch, seed)
     blind = [
-        f"weights of {size} unequal parts: this batch's count alike"
+        f"wrong weights of {size} parts: those of this batch count alike"
         for size in {*layout.values()}
         if whole.is_even(size)
     ]
@@ -199,7 +199,7 @@ def _verified(
         except ValueError as error:
             refused = error
         if refusals := [each for each in _gathered(everybody, str(refused or "")) if each]:
-            if cut == {**layout}:
+            if cut == {**layout} and not findings:
                 raise ValueError(refusals[0]) from refused
             left_out.append(f"{shown}: {refusals[0]}")
             continue
@@ -312,15 +312,9 @@ class _Compared:
         training.initialise()
         weights, first = _parameters(training), self.whole.first
         wrong = self._wrong(weights, first, 1e-12 + torch.zeros_like(first))
-        drawn = [
-            (float(each.sum()), int(self.places[name][0])) for name, each in weights.items() if len(each)
-        ]
-        others = [tuple(each) for rank in _gathered(self.ranks, drawn) for each in rank]
         if not wrong:
             return []
         kind = "not those that one process draws"
-        if any(value == ours and other != place for ours, place in drawn for value, other in others):
-            kind = "ranks draw the same numbers for different parts of it"
         names = self.whole.owners(torch.cat([self.places[name] for name in wrong]))
         return [self._finding("first weights", kind, training.initialise, max(wrong.values()), 1e-12, names)]
 
@@ -372,7 +366,7 @@ class _Compared:
         is_loss_wrong = not off <= limit and not is_rounded
         forward = any(_gathered(self.ranks, is_loss_wrong))
         if not forward and not any(_gathered(self.ranks, bool(wrong))):
-            return found + self._second_gradients(gradients)
+            return found + self._second_gradients()
         total, line = self._summed(gradients), ""
         layer, line = self._first_wrong_layer() if forward else ("", "")
         nearest = max(wrong, key=lambda name: int(self.places[name].max()), default=None)
@@ -395,16 +389,23 @@ class _Compared:
                 found.append(self._finding(check, kind or way, line, error, limit, whole.owners(places)))
         return found
 
-    def _second_gradients(self, first: Mapping[str, Tensor]) -> list[Finding]:
+    def _second_gradients(self) -> list[Finding]:
         """What a step leaves to the next, which has the examples in another order."""
         whole, step = self.whole, self.training.step
+        weights = _parameters(self.training)
+        if hasattr(self.training, "update"):  # which may clear the gradients; the weights are put back
+            self.training.update()
+            for name, each in self.training.module.named_parameters():
+                part = diagnosis.local(each.detach())
+                part.copy_(weights[name].view(part.shape))
+        left = _parameters(self.training, of_gradients=True)
         step(whole.flipped)
         second, found = _parameters(self.training, of_gradients=True), list[Finding]()
         for name, error in self._wrong(second, whole.second, whole.tolerance).items():
-            added = self._wrong({name: second[name] - first[name]}, whole.second, 4 * whole.tolerance)
+            added = self._wrong({name: second[name] - left[name]}, whole.second, 4 * whole.tolerance)
             kind = "right in the first step, and not in the second: something is left of the step before"
             if not added:
-                kind = "gradients of the step before are still in it: step must clear them"
+                kind = "gradients of the step before are still in it: nothing clears them"
             found.append(self._finding("gradient", kind, step, error, 0, whole.owners(self.places[name])))
         return found
 
@@ -442,7 +443,7 @@ class _Compared:
             if hasattr(training, "update"):
                 training.update()
         first, state = masks.lost, torch.get_rng_state()
-        if hasattr(training, "load_state_dict"):
+        if hasattr(training, "state_dict") and hasattr(training, "load_state_dict"):
             saved = copy.deepcopy(training.state_dict())
             restarted = self.made(whole.model)
             restarted.load_state_dict(saved)
@@ -505,7 +506,7 @@ class _Compared:
         idle = [
             name
             for name in self.weights
-            if name not in still and (whole.gradient[self.places[name]] != 0).any()
+            if name not in still and (whole.gradient.abs() > whole.tolerance)[self.places[name]].any()
         ]
         if idle:
             owners = whole.owners(torch.cat([self.places[name] for name in idle]))
@@ -570,7 +571,7 @@ class _Compared:
         """Whether going on from what was saved after one update is going on."""
         if not hasattr(self.training, "load_state_dict") or self.saved is None:
             self.left_out.append("restart: the training has no state_dict and load_state_dict")
-            return self._undisturbed() or []
+            return self._undisturbed() or [] if hasattr(self.training, "update") else []
         whole, again = self.whole, self.made(self.whole.still)
         again.load_state_dict(copy.deepcopy(self.saved))
         loaded, saved = (tree_flatten_with_path(each)[0] for each in (again.state_dict(), self.saved))

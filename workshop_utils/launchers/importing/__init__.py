@@ -67,7 +67,7 @@ def read(file: Path, folder: Path) -> Imported:
     if not file.is_file():
         raise JobError(f"there is no file {file}; name a manifest or a shell file")
     if file.suffix == ".py":
-        advice = f"`workshop launch {file}` starts it; docs/your_script.md is about SageMaker's estimators"
+        advice = f"docs/your_script.md says what to do with SageMaker's estimators; `workshop launch {file}` trains"
         raise JobError(f"{file} is Python; an import reads manifests and shell files: {advice}")
     text = file.read_bytes()[:READ_AT_MOST].decode(errors="replace").replace("\r\n", "\n")
     if not text.strip() or UNKNOWN in text:
