@@ -8,7 +8,7 @@ from typing import Any
 
 import yaml
 
-from workshop_utils.lessons.checks import NotYet, Wrong, exercise, is_missing, listed, refuse
+from workshop_utils.lessons.checks import NotYet, Wrong, exercise, is_missing, listed, number_of, refuse
 from workshop_utils.lessons.checks.open_question import measured
 from workshop_utils.lessons.checks.processes import values_on_ranks
 from workshop_utils.lessons.gauntlet.planting import (
@@ -161,17 +161,27 @@ def mended(answer: tuple[str, str, str]) -> str:
         raise Wrong(f"it cannot be planted: {error}.") from None
     where, arguments = "on 4 ranks of PyTorch", {"change": change}
     values = values_on_ranks(where, 4, _verified, arguments, framework="torch", timeout="180s")
-    found, shares, whole = values[0]
+    found, shares, whole, collectives = values[0]
     refuse(found, f"`verify` still finds something wrong: {found}.")
     few = f"each rank holds {shares[1]:,} of {whole:,} numbers, with the script as it was {shares[0]:,}"
     refuse(shares[1] != shares[0], f"{few}: mend the sum, and keep the cut.")
+    for name, (before, after) in collectives.items():
+        counts = f"a step has {number_of(after, name)}, with the script as it was {before}"
+        each = "between layers each rank has its part of the sequence alone"
+        refuse(after != before, f"{counts}: {each}; mend the sum, and keep the cut.")
     return "under each cut of data 2 × tensor 2 the script now is the training of one process, to float64's rounding."
 
 
-def _verified(dist: Any, change: Change) -> tuple[str, tuple[int, int], int]:
-    """On a rank: the first finding, how many numbers this rank holds without and with the change, and all there are."""
+def _verified(dist: Any, change: Change) -> tuple[str, tuple[int, int], int, dict[str, tuple[int, int]]]:
+    """On a rank: the first finding, how many numbers this rank holds without and with the change, and all there are.
+
+    Then, if there is no finding, how often a step gathers and scatters without and with it: whoever gathers the
+    sequence for a norm, or leaves it whole, changes that; sums of gradients are all-reduces.
+    """
     from torch import nn
+    from torch.distributed.tensor import DTensor
     from torch.nn.functional import cross_entropy
+    from torch.utils._python_dispatch import TorchDispatchMode
 
     from workshop_utils.lessons.gauntlet import pytorch_script as script
     from workshop_utils.parallel.verify import device_mesh, verify
@@ -184,10 +194,32 @@ def _verified(dist: Any, change: Change) -> tuple[str, tuple[int, int], int]:
         parts = script.make(script.build(), mesh).module.parameters()
         return sum(each.to_local().numel() if hasattr(each, "to_local") else each.numel() for each in parts)
 
+    class Names(TorchDispatchMode):
+        def __init__(self) -> None:
+            super().__init__()
+            self.called: list[str] = []
+
+        def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+            if any(issubclass(each, DTensor) for each in types):
+                return NotImplemented  # then it calls its collectives, which come here
+            self.called.append(func.name())
+            return func(*args, **(kwargs or {}))
+
+    def collectives() -> dict[str, int]:
+        training = script.make(script.build(), mesh)
+        with Names() as names:
+            training.step(batch)
+        called = [each for each in names.called if "c10d" in each]
+        kinds = {"all-gather": "gather", "reduce-scatter": "scatter"}
+        return {kind: sum(part in each for each in called) for kind, part in kinds.items()}
+
     mesh = dist.init_device_mesh("cpu", tuple(LAYOUT.values()), mesh_dim_names=tuple(LAYOUT))
-    batch, before = script.batch_of(script.paragraphs(), 12, 0), held()
+    batch = script.batch_of(script.paragraphs(), 12, 0)
+    before, gathers = held(), collectives()
     with swapped(change):
         after = held()
         report = verify(script.build, loss, script.make, batch, LAYOUT, mesh=device_mesh)
+        changed = gathers if report.findings else collectives()
     first = str(report.findings[0]).partition("\n")[0] if report.findings else ""
-    return first, (before, after), sum(each.numel() for each in script.build().parameters())
+    both = {name: (count, changed[name]) for name, count in gathers.items()}
+    return first, (before, after), sum(each.numel() for each in script.build().parameters()), both
