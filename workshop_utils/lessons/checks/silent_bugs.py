@@ -29,6 +29,11 @@ SHOWN = "sum_goes_back_as_a_sum", "norm_of_a_stage", "moments_begin_anew"  # in 
 CHECKS = "falls", "loss_equals", "gradients", "invariants", "types", "bytes"
 RIGHT = "right variant"
 WHOLE = {"loss", "norm", "evaluation", "resume"}  # what else than parameters a verifier may name
+FOLLOWS = {  # what else is wrong from the next step on, where a verifier goes on beside one process
+    "gradient": {"loss", "norm", "evaluation"},
+    "norm": {"gradient", "loss", "evaluation"},
+    "resume": {"gradient", "loss", "norm", "evaluation"},
+}
 EXAMPLES = 8, 12, 8  # of the batches that a verifier gets
 NOISE = 0.1  # on all weights, of which many are zero at first
 HINTS = {  # by what a false alarm names
@@ -65,7 +70,7 @@ def caught(results: Any) -> float:
 def my_verifier(answer: Verifier) -> str:
     """`answer(make, model, batches, mesh)` is a list of what is wrong on this rank: names, of parameters and others."""
     cases = hidden()
-    values = values_on_ranks("on 2 ranks", 2, _verdicts, {"answer": answer, "cases": cases}, timeout="90s")
+    values = values_on_ranks("on 2 ranks", 2, _verdicts, {"answer": answer, "cases": cases}, timeout="120s")
     judged = zip(cases, zip(*values, strict=True), strict=True)
     for row, verdicts in sorted(
         judged, key=lambda each: each[0].kind != RIGHT
@@ -137,9 +142,12 @@ def _judge(row: Row, verdicts: Sequence[list[str]]) -> None:
     advice = f"{row.says[0].upper()}{row.says[1:]}."
     refuse(not named, f"it misses a bug, {cut}: {row.kind}. {advice}")
     must, *may = row.like.split()
-    right = [name for name in sorted(named) if any(each[1:] in name for each in may if each[0] == "!")]
-    refuse(right, f"it names {listed(right[:2])}, {cut}, where something else is wrong: {row.kind}. {advice}")
-    wrong = sorted(kinds - {*must.split("/"), *may})
+    parameters = sorted(named - WHOLE)
+    right = [name for name in parameters if any(each[1:] in name for each in may if each[0] == "!")]
+    others = f"of which the first step's gradients are right; something else is wrong: {row.kind}. {advice}"
+    refuse(right, f"it names {listed(right[:2])}, {cut}, {others}")
+    later = set().union(*(FOLLOWS.get(each, set()) for each in must.split("/")))
+    wrong = sorted(kinds - {*must.split("/"), *may} - later)
     blamed = listed(f"`{each}`" if each in WHOLE else "a parameter" for each in wrong)
     refuse(wrong, f"it names {blamed}, {cut}, where something else is wrong: {row.kind}. {advice}")
     noticed = listed(sorted(named))
