@@ -27,8 +27,8 @@ def test_bugs_are_counted_by_class_and_a_check_that_states_none_has_a_dash():
     falls, gradients, types = np.reshape(words_of(figure), (3, -1)).tolist()
     assert falls == ["1", "0", "loss\nfalls\n1", "0"]
     assert gradients == ["1", "1", "gradients\nequal\n2", "1"]
-    assert types == ["0", "1", "types\n1", "0"]
-    assert "the best check 2" in figure.get_suptitle()
+    assert types == ["0 of 1", "1", "types\n1", "0"]
+    assert figure.get_suptitle().strip() == "“gradients equal” finds 2 of 3 bugs, with “loss falls” 3"
     on_the_page(figure)
     stated = BUGS.assign(types="outside")
     assert "–" in words_of(silent_bugs.by_class(stated, {"falls": 0, "gradients": 1, "types": 0}, 9))
@@ -46,10 +46,28 @@ def test_fresh_bugs_stand_apart_and_in_the_title():
     on_the_page(figure)
 
 
-def test_the_title_of_curves_is_how_far_the_wrong_runs_end_from_the_right_one():
-    figure = silent_bugs.curves({"right": [5.0, 4.0], "wrong": [5.0, 4.04], "worse": [5.0, 3.9]})
-    assert figure.axes[0].get_title(loc="left") == "2 wrong runs end within 2.5 % of the right one"
+def test_classes_of_few_bugs_share_a_row():
+    figure = silent_bugs.by_class(BUGS, {"falls": 0, "gradients": 1, "types": 0}, 9, least=2)
+    rows = [label.get_text() for label in figure.axes[0].get_yticklabels()]
+    assert rows == ["positions of a chunk (2)", "1 other classes (1)", "alarms in 9 right runs"]
+
+
+def test_the_title_of_deviations_has_the_largest_and_the_mean():
+    right, wrong, worse = [[5.0, 4.0]], [[5.0, 4.04]], [[5.0, 3.9]]
+    figure = silent_bugs.deviations({"right": right, "wrong": wrong, "worse": worse})
+    assert figure.axes[0].get_title(loc="left") == "Wrong runs' losses: 2.5 % off at most, 0.9 % on average"
     on_the_page(figure)
+
+
+def test_a_tolerance_is_judged_by_the_first_and_the_last_precision():
+    errors = {
+        "right": {"norm.weight": 1e-15, "up.weight": 0.0},
+        "a bug": {"norm.weight": 1e-7, "up.weight": 1e-8},
+    }
+    low = {"right": {"norm.weight": 0.5, "up.weight": 1e-3}, "a bug": {"norm.weight": 0.5, "up.weight": 1e-3}}
+    figure = silent_bugs.tolerances({"float64": errors, "bfloat16": low}, 1e-5)
+    title = "1e-5 passes a bug in float64 and rejects what is right in bfloat16"
+    assert figure.axes[0].get_title(loc="left") == title
 
 
 def on_the_page(figure):
