@@ -69,11 +69,9 @@ def kind_of_gradient(
                 return _alike(count)
     if (own - right).abs().max() <= FLOAT32 * right.abs().max():
         return ROUNDED
-    return (
-        ""
-        if explains(own, together / held)
-        else "ranks that hold the same weights have other gradients for them"
-    )
+    if explains(own, together / held):
+        return ""
+    return "ranks that hold the same weights have other gradients for them"
 
 
 def _alike(count: int) -> str:

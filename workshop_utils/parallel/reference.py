@@ -38,7 +38,7 @@ class Reference:
         epsilon: of the loss's dtype.
         loss_tolerance, tolerance: by how much right ones may differ.
         names, sizes: of the parameters.
-        numbers, weights, weights_tolerance: what two updates make, once one rank has taken them.
+        numbers, weights, weights_tolerance: what three updates make, once one rank has taken them.
 
     Raises:
         ValueError: as `verify.verify`.
@@ -162,7 +162,7 @@ class Reference:
         others: Mapping[str, float | None],
         moved: Tensor,
     ) -> None:
-        """What two updates of one rank made, of the model and of one that was moved."""
+        """What three updates of one rank made, of the model and of one that was moved."""
         self.weights, self.weights_tolerance = weights, self.tolerance_of(weights, [moved])
         for name, value in numbers.items():
             one, other = value or 0.0, others[name] or 0.0
@@ -206,7 +206,7 @@ class Reference:
                 found.append(([loss for loss, _ in parts], gradients.mean(0)))
         return found
 
-    @property
+    @cached_property
     def unequal(self) -> list[tuple[int, float, Tensor]]:
         """Where parts count alike although they hold unequally much: how many, loss, gradient."""
         apart = [each for each in self.divided if ((each[1] - self.gradient).abs() > self.tolerance).any()]

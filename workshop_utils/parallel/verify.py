@@ -326,10 +326,8 @@ class _Compared:
         whole, examples = self.whole, len(self.whole.batch[0])
         short = tuple(each[: max(1, examples - 1)] for each in whole.batch)
         modes = [each.training for each in self.training.module.modules()]
-        value, right = (
-            _number(self.training.evaluate([whole.batch, short])),
-            whole.mean_loss(whole.batch, short),
-        )
+        value = _number(self.training.evaluate([whole.batch, short]))
+        right = whole.mean_loss(whole.batch, short)
         limit, where, found = whole.loss_tolerance, self.training.evaluate, list[Finding]()
         if modes != [each.training for each in self.training.module.modules()]:
             kind = "layers are left in evaluation mode, or come out of it: the next step has other dropout"
@@ -367,7 +365,7 @@ class _Compared:
         forward = any(_gathered(self.ranks, is_loss_wrong))
         if not forward and not any(_gathered(self.ranks, bool(wrong))):
             return found + self._second_gradients()
-        total, line = self._summed(gradients), ""
+        total = self._summed(gradients)
         layer, line = self._first_wrong_layer() if forward else ("", "")
         nearest = max(wrong, key=lambda name: int(self.places[name].max()), default=None)
         changed = diagnosis.last_change(self.training, whole.batch, nearest)
@@ -503,15 +501,12 @@ class _Compared:
         if any(_gathered(self.ranks, bool(found))):
             return found
         still = self._wrong(self.weights, flat(whole.still.parameters()), 0 * whole.gradient)
-        idle = [
-            name
-            for name in self.weights
-            if name not in still and (whole.gradient.abs() > whole.tolerance)[self.places[name]].any()
-        ]
+        moves = whole.gradient.abs() > whole.tolerance
+        idle = [name for name in self.weights if name not in still and moves[self.places[name]].any()]
         if idle:
             owners = whole.owners(torch.cat([self.places[name] for name in idle]))
             found.append(self._finding("updated weights", "no update moves them", update, names=owners))
-        mean = self._summed(self.weights) / self.held
+        self.mean = mean = self._summed(self.weights) / self.held
         if self.ranks.size == 1 and not whole.numbers:
             others, moved, _ = self._run(self.made(whole.moved(0)))
             whole.take(numbers, mean, others, self._summed(moved) / self.held)
@@ -561,10 +556,8 @@ class _Compared:
         kind = "an evaluation changes what the training goes on with"
         if not hasattr(self.training, "evaluate"):
             kind = "two trainings from the same weights, batches and seed are not the same"
-        where, limit = (
-            getattr(self.training, "evaluate", self.training.update),
-            whole.loss_tolerance / abs(whole.loss),
-        )
+        where = getattr(self.training, "evaluate", self.training.update)
+        limit = whole.loss_tolerance / abs(whole.loss)
         return [self._finding("evaluation", kind, where, off, limit)] if off else []
 
     def _restart(self) -> list[Finding]:
@@ -580,9 +573,7 @@ class _Compared:
         again.update()
         third = _number(again.step(whole.batch))
         again.update()
-        wrong = self._wrong(
-            _parameters(again), self._summed(self.weights) / self.held, whole.weights_tolerance
-        )
+        wrong = self._wrong(_parameters(again), self.mean, whole.weights_tolerance)
         differs = bool(wrong or _off(third, self.third, whole.loss_tolerance))
         if any(_gathered(self.ranks, differs)) and (found := self._undisturbed()) is not None:
             return found
