@@ -1,4 +1,4 @@
-"""The planted bugs as they are written: every one can be planted, and none is like another in name."""
+"""The gauntlet's rows as they are written: every one can be planted, and none is like another in name."""
 
 from __future__ import annotations
 
@@ -6,8 +6,9 @@ import pytest
 
 from workshop_utils.lessons.gauntlet.model import Options
 from workshop_utils.lessons.gauntlet.planting import Row, planted, rows
+from workshop_utils.parallel.mesh import check
 
-BUGS = rows("bugs")
+BUGS, FRESH, VARIANTS = rows("bugs"), rows("fresh"), rows("variants")
 CLASSES = {
     "a missing or doubled all-reduce of a gradient",
     "a mean where a sum belongs, or by the wrong group's size",
@@ -39,8 +40,22 @@ def test_some_bugs_need_a_composition_of_four_ranks() -> None:
     assert sum(bug.ranks >= 4 and len(bug.layout) >= 2 for bug in BUGS) >= 6
 
 
-@pytest.mark.parametrize("bug", BUGS, ids=lambda bug: bug.name)
-def test_a_bug_can_be_planted(bug: Row) -> None:
-    Options(**bug.options)
-    with planted(bug):  # refuses a text that does not occur exactly once
+def test_no_two_of_the_twelve_fresh_bugs_have_the_same_name_or_the_same_change() -> None:
+    assert len(FRESH) == len({bug.name for bug in FRESH}) == len({bug.changes for bug in FRESH}) == 12
+
+
+def test_some_fresh_bugs_need_three_directions_or_eight_ranks() -> None:
+    assert sum(bug.ranks >= 8 or len(bug.layout) >= 3 for bug in FRESH) >= 4
+
+
+def test_names_of_variants_are_unique() -> None:
+    assert len({row.name for row in VARIANTS}) == len(VARIANTS)
+
+
+@pytest.mark.parametrize("row", [*BUGS, *FRESH, *VARIANTS], ids=lambda row: row.name)
+def test_a_row_can_be_planted(row: Row) -> None:
+    check(row.ranks, **row.layout)
+    Options(**row.options)
+    assert row.changes
+    with planted(row):  # refuses a text that does not occur exactly once
         pass
